@@ -350,6 +350,11 @@ def test_a_file_that_is_no_catalog(tmp_path: Path, content: bytes | None, said: 
     assert os.listdir(tmp_path) == ([] if content is None else ["catalog.db"])
 
 
+def test_a_catalog_without_kernels_of_an_operation_says_how_to_add_them(host_file: Path) -> None:
+    with pytest.raises(RegistryError, match=r"no kernels of conv\n.*catalog --db \S+ populate conv --arch ARCH"):
+        count(host_file, Query(operation="conv"), LIMITS)
+
+
 def _not_utf8(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE kernel", b"CREATE TABLE \xff\xfe\xfd\xff(("))
 

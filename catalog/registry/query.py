@@ -266,8 +266,8 @@ class Session:
 
     def __init__(self, path: Path, limits: Limits | None = None, of: str = DEFAULT, view: str = "") -> None:
         self._path = path
-        self.view, self._tables = view or view_of(of), tuple(tables_of(operation(of)))
-        self._statements = 0
+        self._of, self.view, self._tables = of, view or view_of(of), tuple(tables_of(operation(of)))
+        self._statements = self._version = 0
         if path.is_dir():
             raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
         if not path.is_file():
@@ -328,8 +328,8 @@ class Session:
             if self._path.is_file() and journal_for(self._path) != "wal":
                 connect(self._path).close()  # which leaves WAL mode
         try:
-            version = open_as_allowed(self._path, "mode=ro", self._open_with)
-            if 0 < version < len(STEPS):
+            self._version = open_as_allowed(self._path, "mode=ro", self._open_with)
+            if 0 < self._version < len(STEPS):
                 with suppress(RegistryError):  # a read-only file answers from its older view
                     connect(self._path).close()
             return self._sandbox.execute(f"SELECT * FROM {self.view} LIMIT 0")
@@ -343,6 +343,9 @@ class Session:
 
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)
+        if "no such table" in message and self._version and self._of != DEFAULT:
+            command = populate_command(self._path, "ARCH", self._of)
+            return RegistryError(f"{self._path} has no kernels of {self._of}", hint=f"To add them: {command}")
         if "no such table" in message:
             return RegistryError(f"{self._path} is an SQLite file, but not a catalog", hint="Choose another with --db.")
         if "not a database" in message:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from catalog.messages import near
+from catalog.ops import DEFAULT
 from catalog.ops.attention.traits import TRAITS
 from catalog.registry.query_text import Expression, Token
 from catalog.settings import settings
@@ -47,10 +48,10 @@ def archs_there(present: Sequence[str]) -> str:
     return f"The catalog has {', '.join(present) or 'no kernels'}; `catalog doctor` lists all archs."
 
 
-def populate_command(path: Path, arch: str) -> str:
-    """The command that populates the catalog at ``path`` with the kernels of ``arch``."""
+def populate_command(path: Path, arch: str, of: str = DEFAULT) -> str:
+    """The command that populates the catalog at ``path`` with an operation's kernels of ``arch``."""
     chosen = "" if path == settings().db else f"--db {shlex.quote(str(path))} "
-    return f"catalog {chosen}populate --arch {shlex.quote(arch)}"
+    return f"catalog {chosen}populate {'' if of == DEFAULT else f'{of} '}--arch {shlex.quote(arch)}"
 
 
 def looks_like_text(token: Token, expression: Expression) -> bool:

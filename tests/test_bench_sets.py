@@ -126,8 +126,18 @@ def test_columns_of_every_operation_have_names_of_their_own() -> None:
     """A GEMM has an n, and a timing its number of launches."""
     for name in ("attention", "gemm", "conv"):
         columns = columns_of(operation(name)).all
-        assert len(set(columns)) == len(columns)
+        assert len({column.casefold() for column in columns}) == len(columns), "SQLite ignores case"
     assert {"m", "n", "k", "k_batch", "timed_n"} <= set(columns_of(operation("gemm")).all)
+
+
+def test_the_columns_of_a_convolution_are_upstreams() -> None:
+    conv = operation("conv")
+    stated = ("N", "C", "K", "G", "Hi", "Wi", "Y", "X", "stride_h", "stride_w", "pad_h", "pad_w")
+    assert {"kernel", *stated, "latency_ms", "tflops"} <= set(columns_of(conv).all)
+    line = conv.problem(n=2, c=6, k=4, g=2, size=(50,), filter=(3,), stride=(2,), dtype="fp32")
+    values = conv.bench_values(line)
+    assert set(conv.bench_fields) <= set(values)
+    assert [values[name] for name in stated] == [2, 6, 4, 2, 1, 50, 1, 3, 1, 2, 0, 0]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -136,7 +136,7 @@ PROVOKED = {
     "shapes smok": (
         2,
         "Error: no set of shapes is called 'smok'; did you mean smoke?\n"
-        "Hint: There are: full, gemm-full, gemm-smoke, nightly, smoke; "
+        "Hint: There are: conv-full, conv-smoke, full, gemm-full, gemm-smoke, nightly, smoke; "
         "a file of your own is a path that ends in .yaml.",
     ),
     "shapes bad.yaml": (

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import command
@@ -89,6 +89,18 @@ def test_sets_of_gemm_have_small_problems_of_every_kind_and_upstreams_lists() ->
         "deepseek-v3": 67,
         "deepseek": 78,
     }
+
+
+def test_sets_of_convolution_have_small_problems_of_every_kind_and_layers_of_networks() -> None:
+    smoke, full = included("conv-smoke"), included("conv-full")
+    assert full[: len(smoke)] == smoke
+    assert max(shape.problem.flops for shape in smoke) < 1e8
+    assert max(shape.problem.bytes for shape in smoke) < 3e6
+    kinds = {(shape.problem.direction, shape.problem.ndim, shape.problem.dtype) for shape in smoke}
+    assert kinds >= set(product(("forward", "bwd_data", "bwd_weight"), (1, 2, 3), ("fp32", "bf16")))
+    layers = Counter(shape.name.partition("/")[0] for shape in full if shape.category == "network")
+    assert layers == {"resnet-50": 138, "resnext-50": 42, "mobilenet-v2": 180, "stable-diffusion": 210, "r3d-18": 66}
+    assert len({shape.name for shape in full}) == len(full)
 
 
 @pytest.mark.slow
@@ -365,9 +377,9 @@ def test_a_file_that_comes_along_is_ours_to_mend(specs: Path) -> None:
 
 def test_the_command_lists_sets_and_shapes() -> None:
     sets = json.loads(command.catalog("shapes", "--format", "json").stdout)
-    assert [row["name"] for row in sets] == ["gemm-smoke", "smoke", "gemm-full", "full", "nightly"]
+    assert [row["name"] for row in sets] == ["gemm-smoke", "conv-smoke", "smoke", "conv-full", "gemm-full", "full", "nightly"]
     rows = json.loads(command.catalog("shapes", "smoke", "--format", "json").stdout)
-    assert len(rows) == sets[1]["shapes"]
+    assert len(rows) == sets[2]["shapes"]
     by_name = {shape.name: shape.problem for shape in included("smoke")}
     for row in rows:
         problem = by_name[row["name"]]

@@ -257,13 +257,18 @@ class Operation(Emitter, ABC):
     """The traits of a row that :meth:`smoke_fields` needs; rows are tried in the order of the first one."""
 
     bench_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields of problems that are columns of a benchmark's file; empty for all."""
+    """The columns of a benchmark's file that state the problem: by default its fields, all of them if empty."""
 
     bench_traits: ClassVar[tuple[str, ...]] = ("family",)
     """The traits that come first in a benchmark's file."""
 
     tile_axes: ClassVar[tuple[str, str] | None] = None
     """Two traits over which a report plots speeds as a map."""
+
+    def bench_values(self, problem: Any) -> Mapping[str, Any]:
+        """The values of the columns :attr:`bench_fields` for ``problem``, and maybe others."""
+        values: dict[str, Any] = problem.model_dump(mode="json")
+        return values
 
     @property
     def main_families(self) -> tuple[str, ...]:

@@ -37,7 +37,8 @@ class Columns:
     Attributes:
         of_problem: fields of the problem.
         of_kernel: traits of the kernel by column; ``kernel_...`` if the problem or the plan has a column of that name.
-        of_timing: values of :data:`TIMED` by column; ``timed_...`` if the problem has a column of that name.
+        of_timing: values of :data:`TIMED` by column; ``timed_...`` if the problem has a column of that name, in capitals
+            or not: SQLite's names of columns differ in more than that.
         identity: columns that identify a kernel besides its traits.
     """
 
@@ -69,7 +70,8 @@ def columns_of(operation: Operation) -> Columns:
     of_problem = operation.bench_fields or tuple(operation.problem.model_fields)
     others = (*of_problem, "stages")
     of_kernel = {f"kernel_{name}" if name in others else name: name for name in names}
-    of_timing = {f"timed_{name}" if name in of_problem else name: name for name in TIMED}
+    taken = {name.casefold() for name in of_problem}
+    of_timing = {f"timed_{name}" if name in taken else name: name for name in TIMED}
     return Columns(of_problem, MappingProxyType(of_kernel), MappingProxyType(of_timing), operation.traits.identity)
 
 
@@ -77,7 +79,7 @@ def row_of(benched: Benched) -> dict[str, Any]:
     """The values of :class:`Columns`; None where nothing was measured or verified."""
     problem, kernel = benched.shape.problem, benched.main
     columns = columns_of(operation_of(problem))
-    fields, traits = problem.model_dump(mode="json", include=set(columns.of_problem)), kernel.to_row()
+    fields, traits = operation_of(problem).bench_values(problem), kernel.to_row()
     times = _times(benched)
     return {
         "problem_name": benched.shape.name,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.conv.arguments import ARGUMENTS
+from catalog.ops.conv.benchmark import COLUMNS, columns_of
 from catalog.ops.conv.kernel import ConvKernel
 from catalog.ops.conv.names import NATIVE
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
@@ -42,7 +43,7 @@ class Conv(Operation):
     arguments = ARGUMENTS
     lists = (RECEIPT, "direction", "dtype", "ndim")
     smoke_traits = ("dtype", "ndim", "layout")
-    bench_fields = ("direction", "n", "c", "k", "g", "size", "filter", "stride", "pad", "dtype", "layout")
+    bench_fields = ("direction", *COLUMNS, "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
     shrinks = SHRINKS
@@ -56,6 +57,10 @@ class Conv(Operation):
     def required_traits(self, problem: ConvProblem, family: str, lineage: Lineage) -> dict[str, Any]:
         """The direction, the number of spatial axes and the element type; rules of selection compare layouts."""
         return super().required_traits(problem, family, lineage) | {"ndim": problem.ndim}
+
+    def bench_values(self, problem: ConvProblem) -> Mapping[str, Any]:
+        """The sizes and the geometry as in upstream's file; direction, element type and layout."""
+        return {name: getattr(problem, name) for name in ("direction", "dtype", "layout")} | columns_of(problem)
 
     def work(self, problem: ConvProblem, kernel: ConvKernel, units: int) -> Mapping[str, float]:
         """As :func:`catalog.ops.conv.work.work_of` for kernels of our own."""

@@ -112,6 +112,13 @@ class ConvProblem(Problem):
         axes = zip(self.size, self.filter, self.stride, self.dilation, self.pad, strict=True)
         return tuple((size + 2 * pad - apart * (reach - 1) - 1) // step + 1 for size, reach, step, apart, pad in axes)
 
+    @property
+    def name(self) -> str:
+        """As :func:`catalog.ops.conv.shape_names.name_of`."""
+        from catalog.ops.conv.shape_names import name_of
+
+        return name_of(self)
+
     def form_facts(self) -> dict[str, Any]:
         """The number of spatial axes."""
         return {"ndim": self.ndim}

@@ -37,8 +37,8 @@ class Columns:
     Attributes:
         of_problem: fields of the problem.
         of_kernel: traits of the kernel by column; ``kernel_...`` if the problem or the plan has a column of that name.
-        of_timing: values of :data:`TIMED` by column; ``timed_...`` if the problem has a column of that name, in capitals
-            or not: SQLite's names of columns differ in more than that.
+        of_timing: values of :data:`TIMED` by column; ``timed_...`` if the problem has a column of that name, whatever
+            the case of its letters, which SQLite ignores.
         identity: columns that identify a kernel besides its traits.
     """
 

@@ -1,7 +1,7 @@
 """The columns of a benchmark's file that state a convolution: those of upstream's benchmark, for one to three axes.
 
-Source: CK, tile_engine/ops/grouped_conv: kernel, N, C, K, G, Hi, Wi, Y, X, stride_h, stride_w, pad_h, pad_w, latency_ms,
-tflops. The columns of depth and of dilations are named alike.
+Source: CK, tile_engine/ops/grouped_conv: kernel, N, C, K, G, Hi, Wi, Y, X, stride_h, stride_w, pad_h, pad_w,
+latency_ms, tflops. The columns of depth and of dilations are named alike.
 """
 
 from __future__ import annotations

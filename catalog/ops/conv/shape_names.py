@@ -18,8 +18,8 @@ def name_of(problem: ConvProblem) -> str:
     """The name of ``problem``, of letters, digits, ``-`` and ``_``.
 
     ``n`` images of ``c`` channels, ``k`` output channels, ``g`` groups; the extents of the input; ``f`` the filter,
-    ``s`` strides, ``p`` pads and ``d`` dilations along each axis. Groups, strides, pads and dilations are left out where
-    they are those of a dense convolution.
+    ``s`` strides, ``p`` pads and ``d`` dilations along each axis. Groups, strides, pads and dilations are left out
+    where they are those of a dense convolution.
     """
     return "-".join(_parts(problem))
 

@@ -16,8 +16,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 QUICK = [EXAMPLES / "basic.py"]
 TIMEOUT_S = 60.0
-SHORTER = {"train_gpt": ("--steps", "3", "--batch", "1", "--context", "64")}
-NEEDS = {"train_gpt": "torch", "gemm_pytorch": "torch"}
+SHORTER = {
+    "train_gpt": ("--steps", "3", "--batch", "1", "--context", "64"),
+    "train_resnet": ("--steps", "3", "--batch", "2"),
+}
+NEEDS = dict.fromkeys(("train_gpt", "train_resnet", "gemm_pytorch", "conv_pytorch"), "torch")
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 
 

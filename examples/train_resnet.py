@@ -1,4 +1,4 @@
-"""Train a small ResNet with PyTorch's convolutions and with the catalog's, eager and compiled; compare losses and speed.
+"""Train a small ResNet with PyTorch's convolutions and the catalog's, eager and compiled; compare losses and speed.
 
 Equal models read the same batches of generated images in channels_last, and take turns, so that other work on the
 machine affects all alike. It needs PyTorch: pip install '.[torch]' in the checkout.
@@ -16,7 +16,7 @@ from catalog.torch import conv2d
 
 CLASSES = 10
 SIZE = 32
-NOISE = 2.0
+NOISE = 0.5
 ROWS = 10
 APART = 0.02  # losses of equal models that differ by more are not explained by rounding
 

@@ -37,15 +37,27 @@ struct TileGemmShape {
 };
 template <class Shape, int, int>
 struct GemmSpatiallyLocalTilePartitioner {};
-template <bool pad_m, bool pad_n, bool pad_k, bool buffers, class A, class B, class C, bool, bool, bool, int, bool>
+template <class Shape>
+struct GemmTile1DPartitioner {};
+template <bool pad_m, bool pad_n, bool pad_k, bool buffers, class A, class B, class C, bool, bool, bool, int,
+          bool = false>
 struct TileGemmUniversalTraits {
     using LayoutA = A;
     using LayoutB = B;
 };
-template <class A, class B, class Sum, class Shape, class Traits>
-struct GemmPipelineProblem {};
+template <bool pad_m, bool pad_n, bool pad_k, class A, class B, class C, int>
+struct TileGemmTraits {};
+#ifdef LIKE_2025_11
+template <class A, class B, class Sum, class Shape, class Traits, class = void, class = void, class = void,
+          bool = false, int = 1, int = 1>
+#else
+template <class A, class B, class Sum, class Shape, class Traits, class = void, bool = false, int = 1, int = 1>
+#endif
+struct GemmPipelineProblem {
+    static constexpr int kBlockSize = 256;
+};
 template <class A, class B, class Sum, class Shape, class Traits, GemmPipelineScheduler, bool hot_loop = true,
-          TailNumber tail = TailNumber::Full>
+          TailNumber tail = TailNumber::Full, class = void, class = void, class = void, bool = false, int = 1, int = 1>
 struct UniversalGemmPipelineProblem : Traits {
     using TypeA = A;
     using TypeB = B;
@@ -69,13 +81,15 @@ struct BaseGemmPipelineAgBgCrCompV3 {
 };
 template <class Problem>
 struct GemmPipelineAgBgCrCompV3 : Problem {};
+template <class Problem>
+struct GemmPipelineAGmemBGmemCRegV1 : Problem {};
 
 #ifdef LIKE_2025_11
 template <class A, class B, class Ds, class Sum, class C, class LayoutsD, class Layout, class Function, int, int, int,
-          int, int, int, int, bool, memory_operation_enum how, int, bool, int, bool>
+          int, int, int, int, bool, memory_operation_enum how, int, bool = false, int = 1, bool = false>
 #else
 template <class A, class B, class Ds, class Sum, class C, class LayoutsD, class Layout, class Function, int, int, int,
-          int, int, int, int, int, bool, memory_operation_enum how, int>
+          int, int, int, int, int, bool, memory_operation_enum how, int, bool = false, int = 1>
 #endif
 struct CShuffleEpilogueProblem {
     using Type = C;

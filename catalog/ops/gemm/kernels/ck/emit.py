@@ -50,12 +50,7 @@ CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::ck::workspace_size<Family>(arg
 
 def _members(kernel: Kernel, revision: str) -> Iterator[str]:
     facts, row = gemm_facts(), kernel.to_row()
-    for trait, values in facts.headers[revision].only.items():
-        if row[trait] not in values:
-            raise BuildError(
-                f"kernel {kernel.name}: CK's headers of {revision} have no {trait} = {row[trait]}",
-                hint="`catalog rules --operation gemm --kind headers` lists what the headers demand.",
-            )
+    facts.headers[revision].check(kernel, revision)
     signature, algorithm = kernel.signature, kernel.algorithm
     loop, pipeline = facts.pipelines[row["pipeline"]]
     for name, trait in {"A": "dtype_a", "B": "dtype_b", "C": "dtype_c", "Sum": "dtype_acc"}.items():

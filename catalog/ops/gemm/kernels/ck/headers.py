@@ -5,50 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
+from catalog.build.hip.ck_headers import Facts, Fallback, Headers, revision_in
 from catalog.build.hip.ck_include import ck_include
 from catalog.build.toolchains import read_facts
-from catalog.errors import BuildError
-from catalog.schema.traits import TraitValue
 
 _GEMM = "ck_tile/ops/gemm"
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Headers(_Facts):
-    """One revision of CK's headers.
-
-    Attributes:
-        source: where the facts were read.
-        has, lacks: files below ``include/ck_tile/ops/gemm`` that distinguish the revision.
-        only: values of the traits of which the headers do not implement all.
-    """
-
-    source: str
-    has: tuple[str, ...]
-    lacks: tuple[str, ...]
-    only: Mapping[str, tuple[TraitValue, ...]]
-
-    def are_in(self, include: Path) -> bool:
-        """Whether the folder ``include`` of a checkout holds headers of this revision."""
-        folder = include / _GEMM
-        return all((folder / name).exists() for name in self.has) and not any(
-            (folder / name).exists() for name in self.lacks
-        )
-
-
-class Fallback(_Facts):
-    """The revision and the traits, as an SQL expression, of a kernel that is known to compile."""
-
-    revision: str
-    where: str
-
-
-class GemmFacts(_Facts):
+class GemmFacts(Facts):
     """The content of ``data/toolchains/ck_gemm.json``.
 
     Attributes:
@@ -90,12 +54,4 @@ def revision_of(include: Path) -> str:
     Raises:
         BuildError: it is not a known revision.
     """
-    known = gemm_facts().headers
-    for revision, headers in known.items():
-        if headers.are_in(include):
-            return revision
-    raise BuildError(
-        f"{include / _GEMM} has the headers of none of the revisions {', '.join(known)}: the catalog cannot write the "
-        "source of a GEMM kernel for them",
-        hint="CATALOG_CK_ROOT or --ck-root names another checkout.",
-    )
+    return revision_in(include / _GEMM, gemm_facts().headers, "GEMM")

@@ -1,0 +1,1 @@
+"""Convolution kernels of CK Tile: instances of upstream's templates behind our entry points."""

@@ -34,6 +34,7 @@ from catalog.backends import backend_of, why_unavailable
 from catalog.errors import CatalogError
 from catalog.foreign.installed import chosen
 from catalog.ops import problem_of_key
+from catalog.ops.conv.problem import ConvProblem
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.registry import foreign
 from catalog.registry.foreign import Rival, rival_id, rival_timing
@@ -116,12 +117,33 @@ class GemmSpace:
         return problem if problem.flops <= self.flops else None
 
 
+@dataclass(frozen=True)
+class ConvSpace:
+    """Which convolutions are drawn: channels and extents log-uniformly, filters as in networks, in every direction."""
+
+    kinds: Sequence[dict[str, Any]]
+    images: Sequence[int]
+    channels: tuple[int, int]
+    extents: tuple[int, int]
+    flops: float
+
+    def draw(self, chance: random.Random) -> ConvProblem | None:
+        """A problem; None if it is too large."""
+        c, k = (8 * max(1, _log_uniform(chance, self.channels) // 8) for _ in range(2))
+        size, reach = _log_uniform(chance, self.extents), chance.choice((1, 3, 3))
+        direction = chance.choice(("forward", "bwd_data", "bwd_weight"))
+        square = {"size": size, "filter": reach, "pad": reach // 2, "stride": chance.choice((1, 1, 2))}
+        fields = chance.choice(self.kinds) | {name: (extent,) * 2 for name, extent in square.items()}
+        problem = ConvProblem(direction=direction, n=chance.choice(self.images), c=c, k=k, **fields)
+        return problem if problem.flops <= self.flops else None
+
+
 def _log_uniform(chance: random.Random, bounds: tuple[int, int]) -> int:
     least, most = map(math.log, bounds)
     return round(math.exp(chance.uniform(least, most)))
 
 
-SPACES: Mapping[tuple[str, str], AttentionSpace | GemmSpace] = {
+SPACES: Mapping[tuple[str, str], AttentionSpace | GemmSpace | ConvSpace] = {
     ("attention", "host"): AttentionSpace(
         kinds=(
             {"dtype": "fp32", "hdim_q": 64},
@@ -163,11 +185,18 @@ SPACES: Mapping[tuple[str, str], AttentionSpace | GemmSpace] = {
         layers=(1024, 2048, 4096, 5120, 7168, 8192, 14336),
         flops=2e12,
     ),
+    ("conv", "host"): ConvSpace(
+        kinds=({"dtype": "fp32"}, {"dtype": "fp32", "layout": "ngchw"}, {"dtype": "bf16"}),
+        images=(1, 1, 2, 4),
+        channels=(8, 512),
+        extents=(5, 80),
+        flops=1e9,
+    ),
 }
 """The spaces by operation and place."""
 
 
-def drawn(space: AttentionSpace | GemmSpace, count: int, seed: int) -> Iterator[AnyProblem]:
+def drawn(space: AttentionSpace | GemmSpace | ConvSpace, count: int, seed: int) -> Iterator[AnyProblem]:
     """Problems, each once."""
     chance, seen = random.Random(seed), set[str]()  # noqa: S311 - repeatable
     while len(seen) < count:
@@ -409,7 +438,7 @@ def plot(path: Path, found: Mapping[str, Sequence[float]]) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="host")
-    parser.add_argument("--operation", default="attention", choices=("attention", "gemm"))
+    parser.add_argument("--operation", default="attention", choices=("attention", "conv", "gemm"))
     parser.add_argument("--known", type=int, default=100, help="number of problems that selection knows")
     parser.add_argument("--problems", type=int, default=100, help="number of new problems")
     parser.add_argument("--candidates", type=int, default=6, help="kernels to time, the first of the static order")
@@ -425,6 +454,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--from", dest="source", type=Path, help="evaluate these measurements, and measure nothing")
     parser.add_argument("--plot", type=Path, help="write a figure, an SVG file; needs the extra report")
     options = parser.parse_args()
+    if options.operation == "conv" and options.arch != "host":
+        parser.error("--operation conv has kernels to measure on the host only")
     if options.clock == "cpu":
         if options.threads != 1:
             parser.error("--clock cpu needs --threads 1")

@@ -43,7 +43,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
     yield catalog
     columns = ("family", "arch", "compile_s", *RESOURCES)
     print("", *columns, sep=" | ")
-    for of in ("attention", "gemm"):
+    for of in ("attention", "gemm", "conv"):
         for row in run(folder / "catalog.db", Query("built", columns=columns, order_by="arch, family", operation=of)):
             print("", *row, sep=" | ")
     catalog.close()
@@ -159,6 +159,41 @@ def test_the_gemm_fallback(catalog: Catalog, arch: str) -> None:
     revision, where = operation("gemm").fallback()
     catalog.populate(arch, revision=revision, operation="gemm", restriction=Restriction(where, ("universal",)))
     [kernel] = catalog.kernels(where, arch=arch, operation="gemm")
+    try:
+        check(catalog, kernel)
+    except ToolchainError as error:  # a compiler that does not know the arch
+        pytest.skip(str(error))
+
+
+CONV_TILE = "dtype = 'fp16' AND ndim = 2 AND specialization = 'default' AND num_groups_to_merge = 1 AND hw_valid"
+
+
+@pytest.mark.parametrize(
+    ("family", "where"),
+    [
+        ("forward", "pipeline = 'compv3' AND tile_m = 64 AND tile_n = 64"),
+        ("forward", "pipeline = 'compv1' AND tile_m = 64 AND tile_n = 64 AND tile_k = 32"),
+        ("bwd_data", "pipeline = 'compv3' AND tile_m = 64 AND tile_n = 64"),
+        ("bwd_weight", "pipeline = 'compv3' AND tile_m <= 128 AND tile_n = 128 AND NOT two_stage"),
+        ("bwd_weight", "pipeline = 'compv1' AND tile_m = 64 AND tile_n = 64 AND vector_a = 8 AND NOT two_stage"),
+    ],
+)
+def test_convolution_rows_of_every_direction(catalog: Catalog, family: str, where: str) -> None:
+    """Those that the checkout's headers implement."""
+    chosen = Restriction(where=f"{CONV_TILE} AND {where}", families=(family,))
+    catalog.populate("gfx90a", revision="2026-07", operation="conv", restriction=chosen)
+    kernels = catalog.kernels(f"family = '{family}'", arch="gfx90a", operation="conv")
+    kernel = next((one for one in kernels if catalog.refusal(one) is None), None)
+    if kernel is None:
+        pytest.skip(str(catalog.refusal(kernels[0])))
+    check(catalog, kernel)
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
+def test_the_convolution_fallback(catalog: Catalog, arch: str) -> None:
+    revision, where = operation("conv").fallback()
+    catalog.populate(arch, revision=revision, operation="conv", restriction=Restriction(where, ("forward",)))
+    [kernel] = catalog.kernels(where, arch=arch, operation="conv")
     try:
         check(catalog, kernel)
     except ToolchainError as error:  # a compiler that does not know the arch

@@ -24,7 +24,7 @@ class Family {
             return convolve<typename Types::template Pipeline<false, ck_tile::TailNumber::Full>>(args, geometry, sizes,
                                                                                                  stream);
         } else {
-            using Loop = typename Types::Loop;
+            using Loop = typename Types::template Loop<Row>;
             const auto depths = Types::depths(sizes, depth(args, geometry));
             const ck_tile::index_t first = steps(depths.at(0));
             // One kernel computes all products of a launch: all need its hot loop and its tail.
@@ -67,7 +67,7 @@ class Family {
     static catalog_status convolve(const catalog_args& args, const Geometry& geometry, const Sizes& sizes,
                                    hipStream_t stream) {
         using Kernel = typename Types::template Kernel<typename Types::Geometry, typename Types::Partitioner, Pipeline,
-                                                       typename Types::template Epilogue<Pipeline>>;
+                                                       typename Types::Epilogue>;
         const auto kernel_args = Kernel::MakeKernelArgs(sizes);
         if (!Kernel::IsSupportedArgument(kernel_args)) return CATALOG_BAD_ARGUMENT;
         if constexpr (Row::direction == Direction::bwd_data) {  // inputs that no window sees are not stored

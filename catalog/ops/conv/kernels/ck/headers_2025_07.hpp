@@ -61,7 +61,6 @@ struct Instance : Templates<Row::direction> {
     template <bool, ck_tile::TailNumber>
     using Pipeline = typename Row::template Pipeline<Problem>;
 
-    template <class>
     using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
         typename Of::A, typename Of::B, ck_tile::tuple<>, typename Row::Sum, typename Of::C,
         typename Geometry::ImplicitGemmDsLayout, RowMajor, ck_tile::element_wise::PassThrough, Problem::kBlockSize,

@@ -56,8 +56,9 @@ struct Instance : Templates<Row::direction> {
     // Upstream's order of tiles: groups of 8 along one axis, 4 along the other.
     using Partitioner = ck_tile::GemmSpatiallyLocalTilePartitioner<Tile, 8, 4>;
 
-    // Says how a loop over K is divided into a hot loop and a tail.
-    using Loop = typename Row::template Loop<ck_tile::GemmPipelineProblem<
+    // Says how a loop over K is divided into a hot loop and a tail, for rows whose loop is not simple.
+    template <class R>
+    using Loop = typename R::template Loop<ck_tile::GemmPipelineProblem<
         typename Of::A, typename Of::B, typename Row::Sum, Tile,
         ck_tile::TileGemmTraits<true, true, true, LayoutA, LayoutB, RowMajor, Row::num_wave_groups>, Plain, Plain,
         typename Of::C, true, Row::vector_a, Row::vector_b>>;
@@ -69,7 +70,6 @@ struct Instance : Templates<Row::direction> {
                                          false, Row::num_wave_groups>,
         Row::scheduler, hot_loop, tail, Plain, Plain, typename Of::C, true, Row::vector_a, Row::vector_b>>;
 
-    template <class>
     using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
         typename Of::A, typename Of::B, ck_tile::tuple<>, typename Row::Sum, typename Of::C,
         typename Geometry::ImplicitGemmDsLayout, RowMajor, Plain, Row::tile_m, Row::tile_n, Row::wave_m, Row::wave_n,

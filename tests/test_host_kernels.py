@@ -339,9 +339,10 @@ def test_16_bits_in_every_pipeline(
     if not amx.PAIRS[pipeline] - amx.TILES <= cpu_features():
         pytest.skip("this CPU has no AVX512-BF16")
     catalog, errors = catalog_on(pipeline, halves), Errors()
+    ops: tuple[Op, ...] = ("fwd", "splitkv", "bwd") if dtype == "bf16" else ("fwd", "splitkv")
     found = [
         signature
-        for op in ("fwd", "splitkv", *(["bwd"] if dtype == "bf16" else []))
+        for op in ops
         for signature in [one for one in signatures(catalog, op, "x86_64_v4") if one.traits["dtype"] == dtype][:count]
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 
 from catalog.torch import conv2d, grouped_mm, linear, matmul  # noqa: E402
 
-ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+ACTIVATIONS: Mapping[Any, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
 TYPES = (torch.bfloat16, torch.float16)
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative, in the Frobenius norm: a few roundings of a result."""
@@ -51,8 +52,10 @@ def test_linear_and_its_gradients(dtype: Any, rows: tuple[int, ...], inner: int,
     tensors = leaves((*rows, inner), (outer, inner), (outer,), dtype=dtype)
     check(linear, functional.linear, tensors)
     with torch.no_grad():
+        x, weight, bias = tensors
+        expected = functional.linear(x.double(), weight.double(), bias.double())
         for word, function in ACTIVATIONS.items():
-            assert close(linear(*tensors, word), function(functional.linear(*(one.double() for one in tensors))))
+            assert close(linear(x, weight, bias, word), function(expected))
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ class Block(nn.Module):
 class Training:
     """A model with its optimizer, its losses and the seconds of its steps."""
 
-    def __init__(self, function: Function, seed: int, *, compiled: bool = False) -> None:
+    def __init__(self, function: Function, seed: int, backend: str = "") -> None:
         torch.manual_seed(seed)  # the same weights for every model
         blocks = [Block(function, c, k, stride) for c, k, stride in ((16, 16, 1), (16, 32, 2), (32, 64, 2))]
         head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
         self.model = nn.Sequential(Conv(function, 3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), *blocks, *head)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in PyTorch's hints
-        self.run: Function = torch.compile(self.model, fullgraph=True) if compiled else self.model
+        self.run: Function = torch.compile(self.model, fullgraph=True, backend=backend) if backend else self.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -79,12 +79,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("steps", 100), ("batch", 32), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--backend", default="inductor", help="what torch.compile uses; aot_eager compiles no code")
     asked = parser.parse_args()
 
     trainings = {
         "PyTorch's": Training(functional.conv2d, asked.seed),
         "the catalog's": Training(conv2d, asked.seed),
-        "compiled": Training(conv2d, asked.seed, compiled=True),
+        "compiled": Training(conv2d, asked.seed, asked.backend),
     }
     generator = torch.Generator().manual_seed(asked.seed)
     patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=generator)  # an image is its class's, under noise

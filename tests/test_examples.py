@@ -18,7 +18,7 @@ QUICK = [EXAMPLES / "basic.py"]
 TIMEOUT_S = 60.0
 SHORTER = {
     "train_gpt": ("--steps", "3", "--batch", "1", "--context", "64"),
-    "train_resnet": ("--steps", "3", "--batch", "2"),
+    "train_resnet": ("--steps", "3", "--batch", "2", "--backend", "aot_eager"),
 }
 NEEDS = dict.fromkeys(("train_gpt", "train_resnet", "gemm_pytorch", "conv_pytorch"), "torch")
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)

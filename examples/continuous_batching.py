@@ -166,10 +166,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("requests", 64), ("layers", 2), ("width", 64), ("heads", 4), ("pages", 40), ("budget", 48)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch: more make small matrices slower")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=TIE, default="float32")
     asked = parser.parse_args()
 
+    torch.set_num_threads(asked.threads)
     transformers.register()
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -15,9 +15,12 @@ from conftest import missing, slow_but
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 QUICK = [EXAMPLES / "basic.py"]
-TIMEOUT_S = 60.0
-SHORTER = {"train_gpt": ("--steps", "3", "--batch", "1", "--context", "64")}
-NEEDS = {"train_gpt": "torch", "gemm_pytorch": "torch"}
+TIMEOUT_S = 120.0
+SHORTER = {
+    "train_gpt": ("--steps", "3", "--batch", "1", "--context", "64"),
+    "continuous_batching": ("--requests", "8", "--pages", "12"),
+}
+NEEDS = {"train_gpt": "torch", "gemm_pytorch": "torch", "continuous_batching": "transformers"}
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 
 

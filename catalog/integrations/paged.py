@@ -271,13 +271,14 @@ class Step:
             :class:`Attended`.
 
         Raises:
+            ArgumentError: the cache has no such layer.
             TensorError: a tensor does not fit the step or the cache.
             UsageError: a gradient is wanted.
             ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as
                 :func:`catalog.torch.flash_attn_with_kvcache`.
         """
         cache = self.cache
-        self._check(q, k, v)
+        self._check(layer, q, k, v)
         for rows, new in zip(cache._rows[layer], (k, v), strict=True):
             rows.index_copy_(0, self.slots, new.flatten(1))
         key = (q.shape[1], scale, window_left, soft_cap)
@@ -290,7 +291,9 @@ class Step:
         each = [part.attend(q[part.rows], cache.k[layer], cache.v[layer]) for part in parts]
         return Attended(torch.cat([one.o for one in each]), torch.cat([one.lse for one in each]))
 
-    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def _check(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        if not 0 <= layer < len(self.cache.k):
+            raise ArgumentError(f"layer={layer}, and the cache has {len(self.cache.k)} layers")
         tokens, (heads, hdim), hdim_v = len(self.slots), self.cache.k[0].shape[2:], self.cache.v[0].shape[3]
         of_k, of_v = (tokens, heads, hdim), (tokens, heads, hdim_v)
         if k.shape != of_k or v.shape != of_v or q.dim() != 3 or q.shape[0] != tokens or q.shape[2] != hdim:

@@ -57,6 +57,9 @@ class PagedCache:
         k: K of each layer, (pages, page size, heads, head dim).
         v: likewise V.
         page_size: tokens of a page.
+        sizes: heads of K and V, head dim of Q and K, head dim of V.
+        dtype: element type.
+        device: where it is.
 
     Raises:
         ArgumentError: a size is not positive, or there are fewer than two pages.
@@ -79,7 +82,7 @@ class PagedCache:
                 f"layers={layers}, pages={pages}, page_size={page_size}, nhead_k={nhead_k}, hdim={hdim}: must be "
                 "positive, and at least two pages, of which one is kept back"
             )
-        self.page_size = page_size
+        self.page_size, self.sizes, self.dtype = page_size, (nhead_k, hdim, hdim_v or hdim), dtype
         self.k, self.v = (
             [torch.zeros(pages, page_size, nhead_k, dim, dtype=dtype, device=device) for _ in range(layers)]
             for dim in (hdim, hdim_v or hdim)
@@ -294,14 +297,14 @@ class Step:
     def _check(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         if not 0 <= layer < len(self.cache.k):
             raise ArgumentError(f"layer={layer}, and the cache has {len(self.cache.k)} layers")
-        tokens, (heads, hdim), hdim_v = len(self.slots), self.cache.k[0].shape[2:], self.cache.v[0].shape[3]
+        tokens, (heads, hdim, hdim_v) = self.decoded + sum(self.chunks), self.cache.sizes
         of_k, of_v = (tokens, heads, hdim), (tokens, heads, hdim_v)
         if k.shape != of_k or v.shape != of_v or q.dim() != 3 or q.shape[0] != tokens or q.shape[2] != hdim:
             raise TensorError(
                 f"q is {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: the step has {tokens} tokens, so "
                 f"expected q ({tokens}, heads, {hdim}), k {of_k}, v {of_v}"
             )
-        dtype = self.cache.k[0].dtype
+        dtype = self.cache.dtype
         if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype:
             raise TensorError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, and the cache is {dtype}")
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):

@@ -42,7 +42,15 @@ _PYTHON = (
             "catalog.runtime.plan.Result",
         ),
     ),
-    ("PyTorch", ("catalog.torch", "catalog.integrations.flashinfer", "catalog.integrations.xformers")),
+    (
+        "PyTorch",
+        (
+            "catalog.torch",
+            "catalog.integrations.paged",
+            "catalog.integrations.flashinfer",
+            "catalog.integrations.xformers",
+        ),
+    ),
     ("Recording", ("catalog.runtime.tracing.trace", "catalog.runtime.traces")),
     ("Tuning and sets of problems", ("catalog.runtime.tune", "catalog.schema.shapes")),
     (

@@ -15,12 +15,14 @@ from conftest import missing, slow_but
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 QUICK = [EXAMPLES / "basic.py"]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 SHORTER = {
     "train_gpt": ("--steps", "3", "--batch", "1", "--context", "64"),
     "train_resnet": ("--steps", "3", "--batch", "2", "--backend", "aot_eager"),
+    "continuous_batching": ("--requests", "8", "--pages", "12"),
 }
 NEEDS = dict.fromkeys(("train_gpt", "train_resnet", "gemm_pytorch", "conv_pytorch"), "torch")
+NEEDS |= {"continuous_batching": "transformers"}
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 
 

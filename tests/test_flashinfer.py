@@ -174,6 +174,8 @@ def test_what_no_kernel_follows_is_refused_with_the_reason():
         with pytest.raises(NotImplementedError, match=words) as caught:
             paged.plan(starts(QUERIES), *cache.vectors, *sizes, **options)
         assert isinstance(caught.value, SelectionError)
+    with pytest.raises(NotImplementedError, match="latent attention"):
+        flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, backend="auto")
     with pytest.raises(NotImplementedError, match="use_cuda_graph"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=True)
     with pytest.raises(NotImplementedError, match="follows packed_custom_mask"):

@@ -180,6 +180,19 @@ def test_tensors_like_those_of_a_first_call_take_the_fast_path_at_any_size(torch
         assert len(first_calls) <= (problem is PROBLEM)
 
 
+def test_calls_over_pages_take_the_fast_path_and_wrong_pages_are_refused_in_words(torch, catalog, first_calls):
+    problem = Problem(op="pagedkv", batch=2, nhead_q=2, seqlen_q=1, seqlen_k=32, page_size=16, hdim_q=64, dtype="fp32")
+    given = {name: torch.from_numpy(array) for name, array in make_inputs(problem).items()}
+    plan = catalog.select(problem)
+    expected = plan.run(given).outputs["o"]
+    plan.enqueue(given)
+    first_calls.clear()
+    assert torch.equal(plan.enqueue(given)["o"], expected)
+    assert not first_calls
+    with pytest.raises(TensorError, match=r"block_table\[0\] is 4: must be from 0 to 3"):
+        plan.enqueue({**given, "block_table": torch.full_like(given["block_table"], 4)})
+
+
 def test_what_is_not_certainly_fit_is_checked_as_a_first_call(torch, catalog, first_calls):
     """A wrong tensor is refused in the same words, and an odd one that kernels take gives what it should."""
     plan = catalog.select(PROBLEM)
@@ -203,7 +216,7 @@ def test_what_is_not_certainly_fit_is_checked_as_a_first_call(torch, catalog, fi
             plan.enqueue({**given, "k": value})
     assert torch.equal(torch.from_numpy(plan.enqueue({**given, "k": k.numpy()})["o"].numpy()), expected)
     assert len(first_calls) == 10
-    lengths = torch.tensor([70, 71], dtype=torch.int32)  # whose values are looked at each time
+    lengths = torch.tensor([70, 71], dtype=torch.int32)  # whose values the kernels check each time
     for _ in range(2):
         plan.enqueue(given, seqlens_k=lengths - 1)
         with pytest.raises(TensorError, match=r"seqlens_k\[1\] is 71"):

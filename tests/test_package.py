@@ -184,6 +184,47 @@ def test_a_wheel_of_kernels_is_installed_served_and_uninstalled(installed, tmp_p
     assert "is not in the cache" in run(installed, program, "run", *CALL, cwd=tmp_path, code=1, **bare, **refused)
 
 
+MODEL = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import catalog.torch
+from catalog.integrations import transformers
+
+sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+torch.manual_seed(0)
+model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None, pad_token_id=0)).eval()
+prompt = {"inputs": torch.arange(3, 40)[None], "max_new_tokens": 8, "do_sample": False}
+expected = model.generate(**prompt)
+
+transformers.register()
+model.set_attn_implementation("catalog")
+assert torch.equal(model.generate(**prompt), expected)
+print(catalog.torch.report())
+"""
+
+
+@pytest.mark.slow
+def test_a_wheel_of_kernels_runs_a_model_where_nothing_can_be_compiled_or_downloaded(installed, tmp_path):
+    if importlib.util.find_spec("transformers") is None:
+        missing("transformers")
+    there = {"CATALOG_DB": tmp_path / "there.db", "CATALOG_CACHE_DIR": tmp_path / "there"}
+    here = {"CATALOG_DB": tmp_path / "here.db", "CATALOG_CACHE_DIR": tmp_path / "here"}
+    bare = {"PATH": "/nonexistent", "CATALOG_CXX": "/no/compiler", "CATALOG_COMPILE": "false", "CATALOG_REMOTE": ""}
+    answered = run(installed, "-c", MODEL, cwd=tmp_path, **there).strip()
+    assert answered == "16 calls by the catalog's kernels, 0 by PyTorch's own attention"
+    pack = ("wheel", "--where", "built", "-o", tmp_path, "--format", "csv")
+    wheel = run(installed.parent / "catalog", *pack, cwd=tmp_path, **there).splitlines()[1].partition(",")[0]
+    pip = [sys.executable, "-m", "pip", "--python", installed, "--disable-pip-version-check", "--quiet"]
+    assert run(installed, "-c", MODEL, cwd=tmp_path, **here, **bare).startswith("0 calls by the catalog's kernels")
+    subprocess.run([*pip, "install", "--no-index", wheel], check=True)
+    try:
+        assert run(installed, "-c", MODEL, cwd=tmp_path, **here, **bare).strip() == answered
+    finally:
+        subprocess.run([*pip, "uninstall", "--yes", Path(wheel).name.partition("-")[0]], check=True)
+    assert not list((tmp_path / "here").glob("*.so")), "nothing is copied"
+
+
 def other_pythons():
     """Pythons of this machine that the package is for and the tests do not run by, one a minor version."""
     places = [*Path(sys.base_prefix).parent.glob("*/bin"), Path("/usr/bin"), Path("/usr/local/bin")]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from catalog.errors import CatalogError, SelectionError
+from catalog.errors import ArgumentError, CatalogError, SelectionError
 from catalog.extras import how_to_install
 
 try:
@@ -25,6 +25,7 @@ except ImportError as error:
     ) from None
 
 from catalog.integrations.masks import LazyMask, View, mask
+from catalog.integrations.paged import Step
 from catalog.torch.calls import Options
 from catalog.torch.inputs import autocast_all, rng_state
 from catalog.torch.ops import forward
@@ -33,6 +34,8 @@ from catalog.torch.support import counts, refusal, traits_of
 
 NAME = "catalog"
 """What ``attn_implementation`` is set to."""
+PAGED = "catalog_paged"
+"""The same for servers that pass a step over a paged cache: see :func:`attend_paged`."""
 
 Attended = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -48,6 +51,8 @@ def register(*, strict: bool = False) -> None:
     """
     AttentionInterface.register(NAME, attend_strictly if strict else attend)
     AttentionMaskInterface.register(NAME, mask)
+    AttentionInterface.register(PAGED, attend_paged)
+    AttentionMaskInterface.register(PAGED, lambda *_, **__: None)
 
 
 def attend_strictly(
@@ -115,6 +120,57 @@ def attend_strictly(
     if s_aux is not None:
         o = _with_sinks(o, lse.transpose(1, 2), s_aux)
     return o, None
+
+
+def attend_paged(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    step: Step | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> Attended:
+    """Attention over a paged cache, ``attn_implementation="catalog_paged"``, for decoders without their own cache.
+
+    A server calls ``model(tokens[None], position_ids=step.positions[None], step=step, use_cache=False)``; tokens are
+    those of a step, packed. With ``logits_to_keep=step.last`` there are only logits after the last of each sequence.
+
+    Args:
+        module: the attention layer, whose ``layer_idx`` is that of the cache.
+        query: (1, heads, tokens, head dim), rotated.
+        key: (1, heads of K and V, tokens, head dim), likewise.
+        value: (1, heads of K and V, tokens, head dim of the result).
+        attention_mask: None: every token sees those before it in its sequence.
+        step: what :meth:`catalog.integrations.paged.PagedCache.plan` returned.
+        scaling: as of :func:`attend_strictly`.
+        softcap: as of :func:`attend_strictly`.
+        sliding_window: number of tokens that a token sees, its own included.
+        s_aux: as of :func:`attend_strictly`.
+
+    Returns:
+        O, (1, tokens, heads, head dim of value), and None.
+
+    Raises:
+        ArgumentError: there is no step, or there is a mask.
+        TensorError, UsageError, ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as
+            :meth:`catalog.integrations.paged.Step.forward`.
+    """
+    if step is None or attention_mask is not None:
+        raise ArgumentError(f"attn_implementation={PAGED!r} needs step=PagedCache.plan(...), and no attention mask")
+    o, lse = step.forward(
+        int(module.layer_idx),  # type: ignore[arg-type]  # an int, which modules do not declare
+        *(tensor.transpose(1, 2)[0] for tensor in (query, key, value)),
+        scale=scaling,
+        window_left=-1 if sliding_window is None else sliding_window - 1,
+        soft_cap=softcap or 0.0,
+    )
+    return (o if s_aux is None else _with_sinks(o, lse, s_aux))[None], None
 
 
 def attend(

@@ -350,6 +350,9 @@ class Operation(Emitter, ABC):
         """The inputs that follow from the others by the reference; by default there are none."""
         return {}
 
+    kernels_check_indices: ClassVar[bool] = False
+    """Whether each launch on the host checks what :meth:`check_indices` does, and rejects a call before it writes."""
+
     def check_indices(self, problem: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Check the lengths and indices among ``tensors``, because kernels read where these point.
 

@@ -8,7 +8,8 @@ K and V are in FlashInfer's layouts: ``NHD``, (tokens, heads, head dim), or ``HN
 is copied if the head dim is dense. LSE is FlashInfer's: of base 2, float32, with tokens before heads. What only says
 how FlashInfer computes (``backend``, ``use_tensor_cores``, ``use_fp16_qk_reduction``, ``non_blocking``, sizes of
 splits) has no effect. Arguments that no kernel follows raise an
-:class:`~catalog.errors.UnsupportedArgumentError`, which is a ``NotImplementedError``.
+:class:`~catalog.errors.UnsupportedArgumentError`, which is a ``NotImplementedError``; so does
+:class:`BatchMLAPagedAttentionWrapper`.
 
 Only :func:`single_prefill_with_kv_cache` and :class:`BatchPrefillWithRaggedKVCacheWrapper` have gradients.
 """
@@ -27,10 +28,12 @@ from catalog.integrations.flashinfer.batches import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
 )
+from catalog.integrations.flashinfer.mla import BatchMLAPagedAttentionWrapper
 from catalog.integrations.flashinfer.single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "single_decode_with_kv_cache",

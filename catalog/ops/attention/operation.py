@@ -106,6 +106,7 @@ class Attention(Operation):
     bench_traits = ("family", "mode", "pipeline")
     tile_axes = ("tile_m0", "tile_n0")
     main_families = tuple(MAIN_STAGE.values())
+    kernels_check_indices = True
     required = REQUIRED_TRAITS
     shrinks = SHRINKS
 

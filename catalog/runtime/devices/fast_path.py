@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import Any
 
+from catalog.errors import DeviceError
 from catalog.runtime.devices.arguments import arguments_of
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results, zeroed_outputs
@@ -38,6 +39,7 @@ class Means:
         lists: :attr:`Problem.lists` where kernels read them: the addresses, in the order of the argument struct and 0
             for those that there are not, and what must be kept for that.
         start: starts kernels on a pointer to arguments; what was kept for them comes along.
+        repeats: whether a call that kernels reject may be repeated with the checks of a first call, which say more.
     """
 
     torch: Any
@@ -46,6 +48,7 @@ class Means:
     scratch: Callable[[int], Any]
     lists: Callable[[Problem], tuple[Sequence[int], tuple[Any, ...]]]
     start: Callable[[Sequence[LoadedKernel], Any, tuple[Any, ...]], None]
+    repeats: bool = False
 
 
 def plain_tensors(torch: Any, given: Mapping[str, Any]) -> bool:
@@ -120,8 +123,8 @@ class FastPath:
     ) -> dict[str, Any] | None:
         """Start the kernels on the tensors; the results, which they write.
 
-        None where a tensor is not certainly one that they take: then the checks of a first call must decide. Whether
-        there is memory for it was asked when the plan of the problem was selected.
+        None where a tensor is not certainly one that they take, or they reject a length or an index: then the checks of
+        a first call must decide. Whether there is memory for it was asked when the plan of the problem was selected.
 
         Args:
             problem: of the form.
@@ -166,7 +169,12 @@ class FastPath:
             write, offset = self._lists
             addresses, kept = means.lists(problem)
             write(args, offset, *addresses)
-        means.start(self.kernels, ctypes.byref(args), kept)
+        try:
+            means.start(self.kernels, ctypes.byref(args), kept)
+        except DeviceError:
+            if not means.repeats:
+                raise
+            return None
         for name in self._updated:
             made[name] = given[name]
         return made

@@ -44,6 +44,7 @@ def host_means() -> Means:
         scratch=_scratch,
         lists=_lists,
         start=lambda kernels, pointer, _: start(kernels, pointer),
+        repeats=True,
     )
 
 

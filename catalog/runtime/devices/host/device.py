@@ -15,6 +15,7 @@ import numpy as np
 
 from catalog.build.toolchains import host_facts
 from catalog.errors import DeviceError, SpecError, UsageError
+from catalog.ops import operation_of
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.fast_path import Means, plain_tensors
@@ -103,9 +104,11 @@ class HostDevice:
         return make_outputs(problem, inputs) if made is None else made
 
     def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
-        """As :meth:`Device.means`; None also with lengths or page numbers, whose values are checked each time."""
-        looked_at = any(form.tensors[name].element == "int32" for name in given)
-        return None if looked_at or not plain_tensors(imported_torch(), given) else host_means()
+        """As :meth:`Device.means`; None also with lengths or indices that kernels may not check themselves."""
+        unchecked = not operation_of(form.blank).kernels_check_indices and any(
+            form.tensors[name].element == "int32" for name in given
+        )
+        return None if unchecked or not plain_tensors(imported_torch(), given) else host_means()
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""

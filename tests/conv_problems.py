@@ -46,7 +46,7 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
         }
         if kernel.algorithm.pipeline == "host_direct":
             vector = kernel.algorithm.vector_c
-            fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16) if width <= vector]))
+            fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16, 32) if width <= 2 * vector]))
         elif signature.family == "depthwise":
             fields |= {"c": g, "k": g}
         else:

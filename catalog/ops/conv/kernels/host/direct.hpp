@@ -53,16 +53,19 @@ class NarrowGroups {
     void pack_weights(std::int64_t number) const {
         const ChannelBlock block = groups.block(number);
         const std::int64_t width = groups.width, stride = args.weight.stride_first;
-        const T* const weight = static_cast<const T*>(args.weight.data);
-        float* const to = packed + number * taps * width * lanes;
+        const T* first[lanes];  // what each lane multiplies with channel 0 of its group
+        for (int lane = 0; lane < block.count; ++lane) {
+            const std::int64_t channel = block.first + lane, in_group = channel % width;
+            first[lane] = static_cast<const T*>(args.weight.data) +
+                          (is_forward ? channel * stride : (channel - in_group) * stride + in_group);
+        }
+        float* to = packed + number * taps * width * lanes;
         for (std::int64_t t = 0; t < taps; ++t) {
             const std::int64_t tap = Tap(window, t).number(window, of) * width;
-            for (int lane = 0; lane < lanes; ++lane) {
-                const std::int64_t channel = block.first + lane, in_group = channel % width;
-                const T* const from = weight + tap + (is_forward ? channel * stride : (channel - in_group) * stride + in_group);
-                for (std::int64_t j = 0; j < width; ++j)
-                    to[(t * width + j) * lanes + lane] =
-                        lane < block.count ? load_element(from + j * (is_forward ? 1 : stride)) : 0.0f;
+            for (std::int64_t j = 0; j < width; ++j, to += lanes) {
+                T row[lanes] = {};
+                for (int lane = 0; lane < block.count; ++lane) row[lane] = first[lane][tap + j * (is_forward ? 1 : stride)];
+                store(to, load(row));
             }
         }
     }

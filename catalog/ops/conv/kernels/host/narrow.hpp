@@ -27,15 +27,9 @@ inline Float permute(Float x, Ints index) {
 #endif
 }
 
-inline float load_element(const float* from) { return *from; }
-template <class T>
-inline float load_element(const T* from) {
-    return load_first(from, 1)[0];
-}
-
 inline Float splat_element(const float* from) { return splat(*from); }
 inline Float splat_element(const bf16* from) { return (Float)(Bits{} + (std::uint32_t{from->bits} << 16)); }
-inline Float splat_element(const fp16* from) { return splat(load_element(from)); }
+inline Float splat_element(const fp16* from) { return splat(load_first(from, 1)[0]); }
 
 // A vector of output channels, and what they read. The last vector begins early enough to be whole, if there are as many
 // channels: its first lanes are then another's to store.

@@ -1,7 +1,8 @@
 """Time the catalog's convolution kernels for the host and PyTorch's on the same tensors, and compare them with targets.
 
 Images are in PyTorch's channels_last. The sides of a problem take turns in one process, on the same threads. Figures
-are medians, or with --best minima; --cpu counts CPU seconds. On a busy machine only these mean anything. See benchmarks/README.md.
+are medians, or with --best minima, and with --cpu CPU seconds: on a busy machine only these mean anything. See
+benchmarks/README.md.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Time the catalog's convolution kernels for the host and PyTorch's on the same tensors, and compare them with targets.
 
 Images are in PyTorch's channels_last. The sides of a problem take turns in one process, on the same threads. Figures
-are medians, or with --best minima: on a busy machine only these mean anything. See benchmarks/README.md.
+are medians, or with --best minima, and with --cpu CPU seconds: on a busy machine only these mean anything. See
+benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
@@ -105,7 +107,8 @@ def row_of(catalog: Catalog, problem: ConvProblem, kind: str, peak: float, pace:
 
 
 def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Iterator[Row]:
-    pace = Pace(options.runs, 1, options.seconds, min if options.best else median)
+    clock = time.thread_time if options.cpu else time.perf_counter
+    pace = Pace(options.runs, 1, options.seconds, min if options.best else median, clock)
     for dtype in options.dtype:
         for direction in options.direction:
             for kind in options.kind:
@@ -124,7 +127,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of one problem (default 8)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side")
     parser.add_argument("--best", action="store_true", help="minima instead of medians, for a busy machine")
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds instead of wall time, with --threads 1")
     options = parser.parse_args()
+    if options.cpu and options.threads != 1:
+        parser.error("--cpu counts the seconds of one thread: add --threads 1")
     torch.set_num_threads(options.threads)
     os.environ["CATALOG_NUM_THREADS"] = str(options.threads)  # read by the first use of the catalog's settings
     catalog = Catalog()

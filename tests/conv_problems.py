@@ -45,8 +45,8 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
             "g": (g := rng.choice((1, 1, 2, 5, 33))),
         }
         if kernel.algorithm.pipeline == "host_direct":
-            vector = kernel.algorithm.vector_c
-            fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16) if width <= vector]))
+            most = kernel.algorithm.vector_c * (2 if signature.dtype == "fp32" else 1)
+            fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16, 32) if width <= most]))
         elif signature.family == "depthwise":
             fields |= {"c": g, "k": g}
         else:

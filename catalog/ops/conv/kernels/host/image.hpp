@@ -10,8 +10,12 @@ namespace catalog::host {
 template <class T>
 inline void copy_elements(const T* from, std::int64_t count, T* to) {
     constexpr std::int64_t chunk = vector_bytes / sizeof(T);
-    for (; count >= chunk; count -= chunk, from += chunk, to += chunk) std::memcpy(to, from, vector_bytes);
-    for (; count > 0; --count) *to++ = *from++;
+    if (count < chunk) {
+        for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
+        return;
+    }
+    for (std::int64_t i = 0; i + chunk < count; i += chunk) std::memcpy(to + i, from + i, vector_bytes);
+    std::memcpy(to + (count - chunk), from + (count - chunk), vector_bytes);  // some of it for the second time
 }
 
 // An image with `channels` of a group from the address on; `extents` are its spatial ones.
@@ -61,22 +65,25 @@ class ImageOfRows {
         const std::int64_t piece = span * image.channels;
         const Tap first(window, column / piece * span);
         Position position(window, row);
-        for (std::int64_t i = 0; i < rows; ++i, to += stride) {
-            const T* const from = image.data + position.image * image.stride_image;
+        for (std::int64_t i = 0; i < rows;) {
+            const std::int64_t run = std::min(of_w->count - position.at[2], rows - i);  // positions of one row
             const std::int64_t d = of_d->origin + position.at[0] * of_d->stride;
             const std::int64_t h = of_h->origin + position.at[1] * of_h->stride;
             const std::int64_t w = of_w->origin + position.at[2] * of_w->stride;
+            const T* const from = image.data + position.image * image.stride_image;
             Tap tap = first;
             std::int64_t begin = column % piece;
             for (std::int64_t done = 0; done < columns;) {
                 const std::int64_t count = std::min(piece - begin, columns - done);
-                const std::int64_t at_d = d + tap.at[0] * of_d->apart, at_h = h + tap.at[1] * of_h->apart;
-                copy_piece(from, at_d, at_h, w + tap.at[2] * of_w->apart, begin, begin + count, to + done);
+                copy_pieces(from, d + tap.at[0] * of_d->apart, h + tap.at[1] * of_h->apart, w + tap.at[2] * of_w->apart,
+                            begin, begin + count, run, to + done, stride);
                 done += count;
                 begin = 0;
                 next(tap);
             }
-            position.advance(window, 1);
+            position.advance(window, run);
+            i += run;
+            to += run * stride;
         }
     }
 
@@ -84,6 +91,20 @@ class ImageOfRows {
     void next(Tap& tap) const {
         tap.at[2] += span;
         for (int i = 2; i > 0 && tap.at[i] == window.axis[i].taps; --i) tap.at[i] = 0, ++tap.at[i - 1];
+    }
+
+    // A piece of each of some positions in a row; the first one begins at (d, h, w).
+    void copy_pieces(const T* from, std::int64_t d, std::int64_t h, std::int64_t w, std::int64_t begin, std::int64_t end,
+                     std::int64_t positions, T* to, std::int64_t stride) const {
+        const std::int64_t step = window.axis[2].stride, free = image.extents[2] - span - w;
+        const bool inside = d >= 0 && d < image.extents[0] && h >= 0 && h < image.extents[1];
+        const std::int64_t first = std::min(w < 0 ? (-w + step - 1) / step : 0, positions);
+        const std::int64_t last = std::clamp(inside && free >= 0 ? free / step + 1 : 0, first, positions);
+        std::int64_t i = 0;
+        for (; i < first; ++i) copy_piece(from, d, h, w + i * step, begin, end, to + i * stride);
+        const T* source = from + (image.index(d, h, w + i * step) * image.all_channels + begin);
+        for (; i < last; ++i, source += step * image.all_channels) copy_elements(source, end - begin, to + i * stride);
+        for (; i < positions; ++i) copy_piece(from, d, h, w + i * step, begin, end, to + i * stride);
     }
 
     // Elements `begin` to `end` of the `span` taps from (d, h, w) on.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "direct.hpp"
+#include "direct_weight.hpp"
 #include "host/choice.hpp"
 #include "panel.hpp"
 
@@ -46,9 +47,11 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
         return status;
     };
     if constexpr (Row::direct)
-        return with_width(narrow_width(*args), [&](auto width) {
+        return with_reading(*args, [&](auto reading) {
             return compute([&](const Window& window) {
-                return NarrowGroups<Row, width>(*args, of, window, threads).run();
+                using Kernel = std::conditional_t<Row::direction == Direction::bwd_weight, NarrowGradients<Row, reading>,
+                                                  NarrowGroups<Row, reading>>;
+                return Kernel(*args, of, window, threads).run();
             });
         });
     else

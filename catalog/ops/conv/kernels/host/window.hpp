@@ -32,6 +32,10 @@ struct Geometry {
     }
 };
 
+struct Range {
+    std::int64_t first, end;
+};
+
 // One axis of an index map. Position p of `count` is element `first + p * step` of the image that is computed. Its tap t of
 // `taps` is element `tap + t * tap_step` of the filter, and meets element `origin + p * stride + t * apart` of the image
 // that is read, which is zero outside of [0, extent).
@@ -39,6 +43,20 @@ struct Axis {
     std::int64_t count, first, step;
     std::int64_t taps, tap, tap_step;
     std::int64_t extent, origin, stride, apart;
+
+    // The positions at which a tap meets the image.
+    Range positions_of(std::int64_t t) const {
+        const std::int64_t at = origin + t * apart;
+        const std::int64_t end = at < extent ? std::min((extent - 1 - at) / stride + 1, count) : 0;
+        return {std::min(at < 0 ? (-at + stride - 1) / stride : 0, end), end};
+    }
+
+    // The taps that meet the image at a position, where taps ascend.
+    Range inside(std::int64_t position) const {
+        const std::int64_t at = origin + position * stride;
+        const std::int64_t end = at < extent ? std::min((extent - 1 - at) / apart + 1, taps) : 0;
+        return {std::min(at < 0 ? (-at + apart - 1) / apart : 0, end), end};
+    }
 };
 
 struct Window {

@@ -1,0 +1,189 @@
+// The gradient of the weights of narrow groups. Sums of some rows of an image stay in registers; rows are taken in bands, and
+// bands in chunks, whose sums are added at the end in the same order for any number of threads.
+#pragma once
+
+#include "narrow.hpp"
+
+namespace catalog::host {
+
+template <class Row, Reading reading>
+class NarrowGradients {
+    using T = typename Row::dtype;
+    static constexpr bool has_many = vector_bytes != 32;  // registers
+    static constexpr int positions = has_many ? 7 : 4;
+    // Channels of a group whose sums fit in registers, and sums of each that hide the latency of an addition.
+    static constexpr int part = reading == Reading::own ? 1 : reading == Reading::elements && has_many ? 4 : 2;
+    static constexpr int chains = has_many && part < 4 ? 2 : 1;
+    static constexpr int blocks_per_item = reading == Reading::own ? 16 : 4;
+
+   public:
+    NarrowGradients(const catalog_args& args, const Geometry& of, const Window& window, int threads)
+        : args(args),
+          window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
+          threads(threads),
+          groups(args),
+          taps(window.taps()),
+          of_block(taps * groups.width * lanes),
+          input(args.input, of.size, args.c, 1, 0, true),
+          output(args.output, of.out, args.k, 1, 0, true),
+          is_large(are_large(args, input, output)) {
+        constexpr std::int64_t in_band = 64, in_chunk = 1 << 22, most_chunks = 16;  // positions, products
+        const std::int64_t planes = args.n * this->window.axis[0].count;
+        const std::int64_t high = this->window.axis[1].count, wide = this->window.axis[2].count;
+        rows_of_band = std::min((in_band + wide - 1) / wide, high);
+        bands_of_plane = (high + rows_of_band - 1) / rows_of_band;
+        bands = planes * bands_of_plane;
+        const std::int64_t products = planes * high * wide * groups.blocks() * of_block;
+        chunks = std::clamp<std::int64_t>(products / in_chunk, 1, std::clamp<std::int64_t>(bands, 1, most_chunks));
+    }
+
+    catalog_status run() {
+        const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
+        sums = thread_room<struct PartialSums, float>().reserve(chunks * blocks * of_block + 1);
+        if (!sums) return CATALOG_NO_MEMORY;
+        parallel_for(args, threads, chunks * parts, [&](std::int64_t item) {
+            const std::int64_t chunk = item / parts, first = item % parts * blocks_per_item;
+            const std::int64_t end = std::min(first + blocks_per_item, blocks);
+            float* const to = sums + chunk * blocks * of_block;
+            std::fill(to + first * of_block, to + end * of_block, 0.0f);
+            with_step(window.axis[2], [&](auto step) {
+                for (std::int64_t band = chunk * bands / chunks; band < (chunk + 1) * bands / chunks; ++band)
+                    for (std::int64_t block = first; block < end; ++block)
+                        if (groups.block(block).is_whole())
+                            add_band<step>(std::integral_constant<int, lanes>{}, block, band, to + block * of_block);
+                        else
+                            add_band<0>(groups.block(block).count, block, band, to + block * of_block);
+            });
+        });
+        parallel_for(args, threads, blocks, [&](std::int64_t block) { store_weights(block); });
+        return CATALOG_OK;
+    }
+
+   private:
+    // The products of a block's channels in a band are added to its sums.
+    template <int step, class Count>
+    void add_band(Count count, std::int64_t number, std::int64_t band, float* to) const {
+        const Axis of_d = window.axis[0], of_h = window.axis[1], of_w = window.axis[2];
+        const ChannelBlock block = groups.block(number);
+        const std::int64_t channels = args.c, plane = band / bands_of_plane, d = plane % of_d.count;
+        const Range rows{band % bands_of_plane * rows_of_band,
+                         std::min((band % bands_of_plane + 1) * rows_of_band, of_h.count)};
+        const T* const read = input.data + plane / of_d.count * input.stride_image + block.read;
+        const T* const made = output.data + plane / of_d.count * output.stride_image + block.first +
+                              output.index(d, 0, 0) * channels;
+        const Range deep = of_d.inside(d);
+        if (is_large) {
+            const std::int64_t row = of_h.origin + (rows.end - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1;
+            for (std::int64_t td = deep.first; td < deep.end; ++td)
+                ask<false>(read + input.index(of_d.origin + d * of_d.stride + td * of_d.apart, row, 0) * channels,
+                           rows_of_band * of_h.stride * of_w.extent, channels, 1);
+            ask<false>(made + rows.end * of_w.count * channels, rows_of_band * of_w.count, channels, 1);
+        }
+        for (std::int64_t td = deep.first; td < deep.end; ++td)
+            for (std::int64_t th = 0; th < of_h.taps; ++th) {
+                const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
+                const std::int64_t at_h = of_h.origin + th * of_h.apart;
+                const Range inside = of_h.positions_of(th);
+                const std::int64_t first = std::max(rows.first, inside.first), end = std::min(rows.end, inside.end);
+                if (first >= end) continue;
+                const T* const seen = read + input.index(at_d, at_h + first * of_h.stride, 0) * channels;
+                const T* const gradient = made + first * output.extents[2] * channels;
+                float* const of_row = to + (td * of_h.taps + th) * of_w.taps * groups.width * lanes;
+                for_taps<step>(of_w, [&](auto some, int tw) {
+                    for (std::int64_t j = 0; j < groups.width; j += part)
+                        add_rows<step, some>(count, j, seen, gradient, end - first, tw,
+                                             of_row + (tw * groups.width + j) * lanes);
+                });
+            }
+    }
+
+    // The products of `rows` rows, for some taps and channels of each group.
+    template <int step, int some, class Count>
+    void add_rows(Count count, std::int64_t j, const T* seen, const T* gradient, std::int64_t rows, int tw,
+                  float* to) const {
+        const Axis axis = window.axis[2];
+        const std::int64_t channels = args.c, origin = axis.origin + tw * axis.apart;
+        const std::int64_t of_input = window.axis[1].stride * input.extents[2] * channels;
+        const std::int64_t of_output = output.extents[2] * channels;
+        Float total[chains][some][part];  // set one by one: as a whole, they would be set in memory
+        for_sums<chains, some, part>([&](int c, int t, int k) { total[c][t][k] = Float{}; });
+        for (std::int64_t row = 0; row < rows; ++row, seen += of_input, gradient += of_output) {
+            std::int64_t p = 0;
+            if constexpr (step > 0) {
+                for (; p + positions <= axis.count; p += positions) {
+                    Float made[positions];
+#pragma GCC unroll 8
+                    for (int i = 0; i < positions; ++i) made[i] = load(gradient + (p + i) * channels);
+                    constexpr int columns = step * (positions - 1) + some;
+#pragma GCC unroll 16
+                    for (int column = 0; column < columns; ++column) {
+                        const std::int64_t at = origin + p * step + column;
+                        const T* const from = is_inside(at, axis.extent) ? seen + at * channels : zeros<T>;
+#pragma GCC unroll 4
+                        for (int k = 0; k < part; ++k) {
+                            const Float x = groups.channel(j + k, count)(from);
+#pragma GCC unroll 4
+                            for (int t = 0; t < some; ++t)
+                                if (column >= t && (column - t) % step == 0 && column - t < step * positions)
+                                    total[(column - t) / step % chains][t][k] += x * made[(column - t) / step];
+                        }
+                    }
+                }
+            }
+            for (; p < axis.count; ++p) {
+                const Float made = load_first(gradient + p * channels, count);
+#pragma GCC unroll 4
+                for (int t = 0; t < some; ++t) {
+                    const std::int64_t at = origin + p * axis.stride + t * axis.apart;
+                    const T* const from = is_inside(at, axis.extent) ? seen + at * channels : zeros<T>;
+#pragma GCC unroll 4
+                    for (int k = 0; k < part; ++k) total[0][t][k] += groups.channel(j + k, count)(from) * made;
+                }
+            }
+        }
+        for_sums<1, some, part>([&](int, int t, int k) {
+            Float sum = total[0][t][k];
+#pragma GCC unroll 4
+            for (int c = 1; c < chains; ++c) sum += total[c][t][k];
+            float* const at = to + (t * groups.width + k) * lanes;
+            store(at, load(at) + sum);
+        });
+    }
+
+    template <int first, int second, int third, class Body>
+    static void for_sums(Body body) {
+#pragma GCC unroll 4
+        for (int i = 0; i < first; ++i)
+#pragma GCC unroll 4
+            for (int j = 0; j < second; ++j)
+#pragma GCC unroll 4
+                for (int k = 0; k < third; ++k) body(i, j, k);
+    }
+
+    void store_weights(std::int64_t number) const {
+        const ChannelBlock block = groups.block(number);
+        const std::int64_t width = groups.width, stride = args.weight.stride_first;
+        T* const weight = static_cast<T*>(args.weight.data) + block.first * stride;
+        for (std::int64_t at = 0; at < taps * width; ++at) {
+            const float* const of_chunks = sums + number * of_block + at * lanes;
+            Float sum = load(of_chunks);
+            for (std::int64_t chunk = 1; chunk < chunks; ++chunk)
+                sum += load(of_chunks + chunk * groups.blocks() * of_block);
+            T row[lanes];
+            store(row, sum);
+            for (int lane = block.skipped; lane < block.count; ++lane) weight[lane * stride + at] = row[lane];
+        }
+    }
+
+    const catalog_args& args;
+    const Window window;
+    const int threads;
+    const Groups<T, reading> groups;
+    const std::int64_t taps, of_block;
+    const Image<T> input, output;
+    const bool is_large;
+    std::int64_t rows_of_band, bands_of_plane, bands, chunks;
+    float* sums = nullptr;
+};
+
+}  // namespace catalog::host

@@ -1,0 +1,171 @@
+// What kernels of narrow groups share: a vector holds channels of whole groups, or of a part of one. Channels are the last
+// axis, and each group has as many input as output channels.
+#pragma once
+
+#include "host/gemm.hpp"
+#include "host/threads.hpp"
+#include "image.hpp"
+
+namespace catalog::host {
+
+// How a vector of output channels meets those that it reads: they are its own lanes (depthwise), lanes of its groups, or, if
+// it is of one group, single elements.
+enum class Reading { own, lanes_of_groups, elements };
+
+// Lane i of the result is lane index[i].
+inline Float permute(Float x, Ints index) {
+#if !defined(__clang__)
+    return __builtin_shuffle(x, index);
+#elif defined(__AVX512F__)
+    return __builtin_ia32_permvarsf512(x, index);
+#elif defined(__AVX2__)
+    return __builtin_ia32_permvarsf256(x, index);
+#else
+    Float result;
+    for (int i = 0; i < lanes; ++i) result[i] = x[index[i]];
+    return result;
+#endif
+}
+
+inline Float splat_element(const float* from) { return splat(*from); }
+inline Float splat_element(const bf16* from) { return (Float)(Bits{} + (std::uint32_t{from->bits} << 16)); }
+inline Float splat_element(const fp16* from) { return splat(load_first(from, 1)[0]); }
+
+// A vector of output channels, and what they read. The last vector begins early enough to be whole, if there are as many
+// channels: its first lanes are then another's to store.
+struct ChannelBlock {
+    std::int64_t first, read;  // channels
+    int skipped, count;        // lanes
+
+    ChannelBlock(std::int64_t number, std::int64_t channels, std::int64_t width)
+        : first(std::clamp<std::int64_t>(channels - lanes, 0, number * lanes)),
+          read(first / width * width),
+          skipped(static_cast<int>(number * lanes - first)),
+          count(static_cast<int>(std::min<std::int64_t>(lanes, channels))) {
+        if (width <= lanes) read = first;
+    }
+
+    bool is_whole() const { return count == lanes; }
+
+    bool stores_all() const { return skipped == 0 && is_whole(); }
+
+    // Stores the block's own lanes.
+    template <class T>
+    void store_to(T* to, const T* from) const {
+        std::memcpy(to + skipped, from + skipped, (count - skipped) * sizeof(T));
+    }
+};
+
+// The groups of a call.
+template <class T, Reading reading>
+struct Groups {
+    std::int64_t channels, width;  // of all groups, and of each
+
+    explicit Groups(const catalog_args& args) : channels(args.c), width(args.c / args.g) {
+        for (int lane = 0; lane < lanes; ++lane) first_lanes[lane] = lane - lane % static_cast<int>(width);
+    }
+
+    std::int64_t blocks() const { return (channels + lanes - 1) / lanes; }
+    ChannelBlock block(std::int64_t number) const { return {number, channels, width}; }
+
+    // Channel j of its group in each lane, as a function of the address of a block's channels, of which `count` exist.
+    template <class Count>
+    auto channel(std::int64_t j, Count count) const {
+        if constexpr (reading == Reading::elements)
+            return [j](const T* from) { return splat_element(from + j); };
+        else if constexpr (reading == Reading::own)
+            return [count](const T* from) { return load_first(from, count); };
+        else
+            return [count, index = first_lanes + static_cast<int>(j)](const T* from) {
+                return permute(load_first(from, count), index);
+            };
+    }
+
+   private:
+    Ints first_lanes;  // of the group of each lane
+};
+
+// What a filter reads outside of an image.
+template <class T>
+inline constexpr T zeros[2 * lanes] = {};
+
+// Positions along an axis whose taps are all inside of the image: from `first` to `end`.
+struct Interior {
+    std::int64_t first, end;
+
+    explicit Interior(const Axis& axis) {
+        const std::int64_t reach = axis.apart * (axis.taps - 1);
+        const std::int64_t lowest = axis.origin + std::min<std::int64_t>(reach, 0);
+        const std::int64_t highest = axis.origin + std::max<std::int64_t>(reach, 0);
+        const std::int64_t free = axis.extent - 1 - highest;
+        first = std::min(lowest < 0 ? (-lowest + axis.stride - 1) / axis.stride : 0, axis.count);
+        end = std::clamp(free < 0 ? 0 : free / axis.stride + 1, first, axis.count);
+    }
+};
+
+// The same axis with ascending taps, where those of a gradient descend.
+inline Axis ascending(Axis axis) {
+    if (axis.apart >= 0) return axis;
+    axis.origin += axis.apart * (axis.taps - 1);
+    axis.apart = -axis.apart;
+    axis.tap += axis.tap_step * (axis.taps - 1);
+    axis.tap_step = -axis.tap_step;
+    return axis;
+}
+
+// Whether images do not stay in the caches of a core: then what comes next is prefetched. Hardware does not recognise the
+// order of accesses, in which positions of several rows take turns.
+template <class T>
+inline bool are_large(const catalog_args& args, const Image<T>& one, const Image<T>& other) {
+    constexpr std::size_t large_bytes = 6 << 20;
+    return args.n * (one.volume() + other.volume()) * args.c * sizeof(T) > large_bytes;
+}
+
+// Prefetches some blocks of channels at `positions` positions, `apart` elements from each other.
+template <bool for_writing, class T>
+inline void ask(const T* from, std::int64_t positions, std::int64_t apart, std::int64_t blocks) {
+    for (std::int64_t i = 0; i < positions; ++i)
+        for (std::int64_t block = 0; block < blocks; ++block)
+            __builtin_prefetch(from + i * apart + block * lanes, for_writing, 2);
+    asm volatile("");  // g++ removes calls of functions that do nothing but prefetch
+}
+
+// Calls body(std::integral_constant<Reading, reading>) for the groups of a call.
+template <class Body>
+inline catalog_status with_reading(const catalog_args& args, Body body) {
+    const std::int64_t width = args.c / args.g;
+    if (args.c != args.k) return CATALOG_UNSUPPORTED;
+    if (width == 1) return body(std::integral_constant<Reading, Reading::own>{});
+    if (width == lanes || width == 2 * lanes) return body(std::integral_constant<Reading, Reading::elements>{});
+    if (lanes % width == 0) return body(std::integral_constant<Reading, Reading::lanes_of_groups>{});
+    return CATALOG_UNSUPPORTED;
+}
+
+// Calls body(std::integral_constant<int, step>) for positions whose taps are neighbours and which are 1 or 2 elements apart: they
+// share what they read. Step 0: any other axis.
+template <class Body>
+inline void with_step(const Axis& axis, Body body) {
+    if (axis.apart == 1 && axis.stride == 1 && axis.taps > 1)
+        body(std::integral_constant<int, 1>{});
+    else if (axis.apart == 1 && axis.stride == 2 && axis.taps > 1)
+        body(std::integral_constant<int, 2>{});
+    else
+        body(std::integral_constant<int, 0>{});
+}
+
+// Calls body(std::integral_constant<int, some>, first tap) for the taps along an axis, by as many as share what they read.
+template <int step, class Body>
+inline void for_taps(const Axis& axis, Body body) {
+    const int taps = static_cast<int>(axis.taps);
+    if constexpr (step == 0)
+        for_blocks<1>(0, taps, body);
+    else
+        for_blocks<3, 1>(0, taps, body);
+}
+
+// Whether an element is inside of an axis of an image.
+inline bool is_inside(std::int64_t at, std::int64_t extent) {
+    return static_cast<std::uint64_t>(at) < static_cast<std::uint64_t>(extent);
+}
+
+}  // namespace catalog::host

@@ -8,22 +8,21 @@
 
 namespace catalog::host {
 
-#if defined(CATALOG_BRAIN_PAIRS)
-
 // Pairs of the same columns of two neighbouring rows, a vector of them at a time.
 struct PairedRows {
     const bf16 *even, *odd;
     int column;
 
     PairedRows operator+(int columns) const { return {even, odd, column + columns}; }
+
+#if defined(CATALOG_BRAIN_PAIRS)
     friend Bits load(PairedRows rows) {
         const int at = rows.column / pairs_deep * pairs_deep;  // a whole vector of each row has two of pairs
         const Words even = load_words(rows.even + at), odd = load_words(rows.odd + at);
         return rows.column % pairs_deep ? interleave<true>(even, odd) : interleave<false>(even, odd);
     }
-};
-
 #endif
+};
 
 // The rows' weights are floats in scratch.s, or pairs in scratch.p.
 template <class Row, class Unit = float>

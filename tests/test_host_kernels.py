@@ -364,3 +364,28 @@ def test_16_bits_in_every_pipeline(
             DeviceError, match="this CPU lacks instructions that it uses, or the system does not permit"
         ):
             plan.run(draw_inputs(problem, SEED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_few_rows_of_whole_vectors(
+    catalog: Catalog, dtype: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Up to 16 query rows for each K/V head read K and V in place; pairs may end after one key."""
+    errors = Errors()
+    for seqlen_q, ratio, seqlen_k, window in product((1, 2), (1, 3, 8), (1, 31, 64, 257, 700), (None, (37, 0))):
+        fields = {"mask": "bottom_right", "window": window} if window else {}
+        problem = Problem(
+            op="splitkv" if seqlen_k == 700 else "fwd",
+            batch=2,
+            nhead_q=2 * ratio,
+            nhead_k=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            hdim_q=64,
+            dtype=dtype,
+            **fields,
+        )
+        inputs, plan = draw_inputs(problem, ratio), catalog.select(problem)
+        errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
+    errors.report(dtype, record_property)

@@ -194,6 +194,10 @@ def test_sanitizers_find_nothing_in_pairs(
             catalog.select(Problem(**sizes, lse=True, seqlen_q=seqlen_q, seqlen_k=seqlen_k), arch="x86_64_v4")
             for seqlen_q, seqlen_k in ((6, 1), (45, 33), (67, 531), (70, 29))
         ]
+        whole_vectors = sizes | {"hdim_q": 64, "hdim_v": 64, "seqlen_q": 4}
+        plans += [
+            catalog.select(Problem(**whole_vectors, seqlen_k=seqlen_k), arch="x86_64_v4") for seqlen_k in (1, 33, 259)
+        ]
         plans += [
             catalog.select(Problem(**sizes, op="bwd", seqlen_q=seqlen_q, seqlen_k=seqlen_k), arch="x86_64_v4")
             for seqlen_q, seqlen_k in (((6, 1), (45, 33), (67, 531)) if dtype == "bf16" else ())

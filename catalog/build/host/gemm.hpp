@@ -81,23 +81,23 @@ inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel
 // accumulator each, all reduced together. Rows after `last` are read as `last`, so that no tail code is needed; their
 // products are not used.
 // Each step along the depth prefetches `asked` elements of `next`.
-template <int rows, int lda, int ldc, class B, class Next>
-inline void multiply_rows(const float* a, B b, Lines<Next>& next, int asked, int first, int last, int depth,
-                          float* c) {
-    constexpr int columns = lanes / rows;
+template <int rows, int lda, int ldc, class A, class B, class Next>
+__attribute__((noinline)) inline void multiply_rows(const A* a, B b, Lines<Next>& next, int asked, int first, int last,
+                                                    int depth, float* c) {
+    constexpr int columns = lanes / rows, factors = Units<A>::depth;
     decltype(b[0]) row[columns];
     for (int j = 0; j < columns; ++j) row[j] = b[std::min(first + j, last)];
     Float acc[lanes] = {};
-    for (int k = 0; k < depth; k += lanes) {
-        Float a_k[rows];
+    for (int k = 0; k < depth; k += lanes * factors) {
+        typename Units<A>::Vector a_k[rows];
 #pragma GCC unroll 16
-        for (int r = 0; r < rows; ++r) a_k[r] = load(a + r * lda + k);
+        for (int r = 0; r < rows; ++r) a_k[r] = load(a + r * lda + k / factors);
         next.ask(asked);
 #pragma GCC unroll 16
         for (int j = 0; j < columns; ++j) {
-            const Float b_k = load(row[j] + k);
+            const auto b_k = load_along<A>(row[j] + k, lanes * factors);
 #pragma GCC unroll 16
-            for (int r = 0; r < rows; ++r) acc[r * columns + j] += a_k[r] * b_k;
+            for (int r = 0; r < rows; ++r) Units<A>::multiply_add(acc[r * columns + j], a_k[r], b_k);
         }
     }
     float sums[lanes];

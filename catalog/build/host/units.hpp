@@ -169,24 +169,34 @@ struct Units<ByteQuad> {
 
 #if defined(CATALOG_BRAIN_PAIRS)
 
-struct InterleaveHalves {
-    static constexpr int at(int half) { return half / 2 + half % 2 * lanes; }
-};
-
 typedef std::uint16_t Words __attribute__((vector_size(vector_bytes)));
 
-template <int... half>
-inline Words interleave_halves(Words x, std::integer_sequence<int, half...>) {
+inline Words load_words(const bf16* from) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    return words;
+}
+
+// Words of `even`, from the one at `first` on, in the even places and as many of `odd` in the odd ones.
+template <int first, int apart, int... word>
+inline Bits interleave(Words even, Words odd, std::integer_sequence<int, word...>) {
 #if __has_builtin(__builtin_shufflevector)
-    return __builtin_shufflevector(x, x, InterleaveHalves::at(half)...);
+    return (Bits)__builtin_shufflevector(even, odd, first + word / 2 + word % 2 * apart...);
 #else  // g++ 11
-    return __builtin_shuffle(x, Words{static_cast<std::uint16_t>(InterleaveHalves::at(half))...});
+    return (Bits)__builtin_shuffle(even, odd, Words{static_cast<std::uint16_t>(first + word / 2 + word % 2 * apart)...});
 #endif
+}
+
+// Pairs of the words of the lower halves, or of the upper ones.
+template <bool upper>
+inline Bits interleave(Words even, Words odd) {
+    return interleave<upper ? lanes : 0, 2 * lanes>(even, odd, std::make_integer_sequence<int, 2 * lanes>{});
 }
 
 // Pairs of an element of `low` and the same one of `high`: two rows become units along the rows' own axis.
 inline Bits brain_pairs_across(Float low, Float high) {
-    return (Bits)interleave_halves((Words)brain_pairs(low, high), std::make_integer_sequence<int, 2 * lanes>{});
+    const auto both = (Words)brain_pairs(low, high);
+    return interleave<0, lanes>(both, both, std::make_integer_sequence<int, 2 * lanes>{});
 }
 
 #endif

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "call.hpp"
+#include "direct.hpp"
 #include "host/math.hpp"
 #include "philox.hpp"
 #include "scores.hpp"
@@ -34,7 +35,10 @@ class Attention {
 
     void run() {
         // Depends on the sequence, not on the item: results must not depend on how threads divide the work.
-        if (DirectTile<Row>::pays(seq.seqlen_q * heads, hdim_q, hdim_v))
+        const std::int64_t all_rows = seq.seqlen_q * heads;
+        if (pairs_few && FewRows::pays(all_rows, hdim_q, hdim_v))
+            attend<FewRows>();
+        else if (DirectTile<Row>::pays(all_rows, hdim_q, hdim_v))
             attend<DirectTile<Row>>();
         else
             attend<typename Copied<Row>::Tile>();
@@ -42,6 +46,13 @@ class Attention {
     }
 
    private:
+#if defined(__AVX512F__)
+    static constexpr bool pairs_few = std::is_same_v<UnitOf<Row>, BrainPair>;
+#else  // where it has been timed
+    static constexpr bool pairs_few = false;
+#endif
+    using FewRows = DirectTile<Row, std::conditional_t<pairs_few, BrainPair, float>>;
+
     template <class Element>
     Element* row_of(const catalog_tensor& tensor, const ItemRow& row) const {
         const std::int64_t split = partial ? item.split : 0;

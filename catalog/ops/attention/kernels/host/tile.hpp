@@ -1,5 +1,4 @@
-// One K/V tile and its two products with a query tile, in two forms: packed when many rows share it, and straight from
-// the tensors when copying would cost more than it saves.
+// One K/V tile and its two products with a query tile, packed, because many rows share it. For few rows: direct.hpp.
 //
 // scratch.seen has the columns of the tile that each row sees; both ends grow with the row. Products are made of
 // register blocks. Blocks that no row sees are skipped: their scores are undefined, and weights must be zero wherever a
@@ -223,87 +222,5 @@ struct Copied<Row, true> {
     using Tile = PairTile<Row>;
 };
 #endif
-
-template <class Row>
-struct DirectTile {
-    using Memory = Scratch<Row>;
-    using Element = typename Row::dtype;
-
-    static constexpr int block_rows = std::max(lanes / 4, 1);  // so that accumulators fit each target's registers
-    static constexpr int stretch = 16;  // keys whose values stay in L1 while all rows and columns use them
-
-    // With few rows a copy never pays off; the limit is measured. Tensors are read in whole vectors and blocks, so the
-    // head dims must be multiples of them.
-    static bool pays(std::int64_t rows, int hdim_q, int hdim_v) {
-        return rows <= lanes && hdim_q % lanes == 0 && hdim_v % Row::warp_n1 == 0;
-    }
-
-    Memory& scratch;
-    const KvTile<Row> tile, next;
-    const int hdim_q, hdim_v;
-
-    static auto& queries(Memory& scratch) {
-        if constexpr (multiplies_pairs<Row>)
-            return scratch.few_q;
-        else
-            return scratch.q;
-    }
-
-    static void pack_query(Memory& scratch, std::int64_t row, const Element* q, int hdim_q) {
-        pack_scaled(q, hdim_q, scratch.row[row].scale, queries(scratch)[row]);
-    }
-
-    DirectTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& next, int hdim_q, int hdim_v)
-        : scratch(scratch), tile(tile), next(next), hdim_q(hdim_q), hdim_v(hdim_v) {}
-
-    // Keeps memory busy: prefetches values while keys are multiplied, and the next tile's keys while values are.
-    void multiply_q_k(std::int64_t first_row, int rows) const {
-        const Columns* seen = scratch.seen;
-        const int asked = (lanes * lanes + rows - 1) / rows;  // per step, so that all blocks of rows prefetch alike
-        for (int group = seen[0].begin / lanes * lanes; group < seen[rows - 1].end; group += lanes) {
-            Lines values(tile.values, group, std::min(group + lanes, tile.count), hdim_v);
-            for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
-                for (int key = group; key < group + lanes; key += lanes / block)
-                    multiply_rows<block, Memory::row_few, Memory::row_s>(queries(scratch)[first_row + row], tile.keys,
-                                                                        values, asked, key, tile.count - 1, hdim_q,
-                                                                        scratch.s[row] + key);
-            });
-        }
-    }
-
-    void multiply_p_v(std::int64_t first_row, int rows) const {
-        const Columns* seen = scratch.seen;
-        for (int row = 0; row < rows; ++row) {
-            float* o = scratch.o[first_row + row];
-            for (int d = 0; d < hdim_v; d += lanes) store(o + d, load(o + d) * scratch.rescale[row]);
-        }
-        const int asked = (Row::warp_n1 * Row::hdim_q / Row::hdim_v + rows - 1) / rows;
-        for (int key = seen[0].begin / stretch * stretch; key < seen[rows - 1].end; key += stretch) {
-            Lines next_keys(next.keys, key, std::min(key + stretch, next.count), hdim_q);
-            for (int column = 0; column < hdim_v; column += Row::warp_n1)
-                for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
-                    const int begin = std::max(key, seen[row].begin);
-                    const int end = std::min(key + stretch, seen[row + block - 1].end);
-                    float* o = scratch.o[first_row + row] + column;
-                    multiply_block<block, Row::warp_n1, Memory::row_s, 1>(
-                        scratch.s[row] + begin, FromColumn{tile.values, next_keys, block * asked, begin, column},
-                        end - begin, add_to<Memory::row_o>(o));
-                });
-        }
-    }
-
-   private:
-    // Values from a key and a column on; each step also prefetches a share of the next tile's keys.
-    struct FromColumn {
-        const KvRows<Row>& values;
-        Lines<KvRows<Row>>& next_keys;
-        const int asked, first, column;
-
-        const Element* operator[](int key) const {
-            next_keys.ask(asked);
-            return values[first + key] + column;
-        }
-    };
-};
 
 }  // namespace catalog::host

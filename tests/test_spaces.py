@@ -181,6 +181,8 @@ COMPILED = [
     ("fwd_splitkv qr fp8 64x192x128x256x128x256 2 32x32x32", "2025-07", "unroll_divides_keys"),
     ("fwd qr bf16 16x128x32x96x32x96 1 16x16x32 dropout", "2025-07", "dropout_of_wide_warp_tiles"),
     ("fwd qr bf16 16x128x32x96x32x96 1 16x16x32", "2025-07", None),
+    ("bwd_dq_dk_dv no bf16 32x128x96x32x96x32x32x96x96 4 16x16x32 unpadded", "2025-07", "queries_fill_vectors"),
+    ("bwd_dq_dk_dv no bf16 32x128x96x32x96x32x32x96x96 4 16x16x32", "2025-07", None),
     ("bwd_dq_dk_dv no fp16 16x192x128x16x128x16x32x128x128 4 16x16x32", "2025-11", "lds_holds_backward_tiles"),
     ("bwd_dq_dk_dv no fp16 16x128x128x16x128x16x32x128x128 4 16x16x32", "2025-11", None),
     ("fwd_pagedkv qr_pagedkv bf8 128x128x32x128x32x128 4 32x32x32", "2025-11", "no_bf8"),
@@ -198,6 +200,8 @@ def test_header_rules_say_what_the_compiler_said(
     extents = ("tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "tile_k0max", *(f"tile_bwd{i}" for i in "678"))
     stated |= dict(zip(extents, map(int, tile.split("x")), strict=False))  # forward tiles have six
     stated |= {"wave_m0": int(waves), "wave_n0": 1, "pad_s": 1, "pad_d": 1, "pad_dv": 1} | dict.fromkeys(features, True)
+    if stated.pop("unpadded", False):
+        stated |= {"pad_d": 0, "pad_dv": 0}
     for gemm in "01":
         stated |= {f"warp_{axis}{gemm}": int(extent) for axis, extent in zip("mnk", warp.split("x"), strict=True)}
     catalog = Catalog(tmp_path / "catalog.db")

@@ -178,6 +178,7 @@ COMPILED = [
     ("fwd qr_async_trload bf16 128x192x256x256x32x256 4 32x32x16", "2025-11", "lds_holds_transposed_tiles"),
     ("fwd qr fp8bf16 128x32x32x64x32x64 4 32x32x32 dropout", "2025-11", "no_dropout_of_bytes"),
     ("fwd qr fp8 128x32x32x64x32x64 4 32x32x32 dropout", "2025-07", None),
+    ("fwd qr bf16 128x32x96x128x32x192 8 16x16x32 unpadded", "2025-07", "keys_fill_vectors"),
     ("fwd_splitkv qr fp8 64x192x128x256x128x256 2 32x32x32", "2025-07", "unroll_divides_keys"),
     ("fwd qr bf16 16x128x32x96x32x96 1 16x16x32 dropout", "2025-07", "dropout_of_wide_warp_tiles"),
     ("fwd qr bf16 16x128x32x96x32x96 1 16x16x32", "2025-07", None),

@@ -21,7 +21,7 @@ from catalog import Catalog
 from catalog.ops.conv.problem import ConvProblem
 from catalog.runtime.peaks import measure_peaks
 
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DIRECTIONS = ("forward", "bwd_data", "bwd_weight")
 
 

@@ -1,4 +1,4 @@
-"""Time the catalog's kernels for NVIDIA GPUs, and PyTorch's attention and matrix products, and compare with targets.
+"""Time the catalog's attention kernels for NVIDIA GPUs, and PyTorch's own attention, and compare them with targets.
 
 Kernels are tuned, selected and checked against PyTorch before anything is timed. All sides of a problem take turns on
 one stream; figures are medians, by the GPU's clock. See benchmarks/README.md.
@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from catalog import Catalog, Problem
 from catalog.ops.attention.inputs import forward_of
-from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.problem import Problem as AnyProblem
@@ -30,16 +28,10 @@ from catalog.schema.problem import Problem as AnyProblem
 TOKENS, HIDDEN = 16_384, 2_048
 COPY_BYTES = 1 << 32
 BUSY_BYTES = 1 << 30
+READ_BYTES = 1 << 28
 BACKENDS: Mapping[str, SDPBackend] = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 CLOSE = 2e-2
 """Relative distance, in the Frobenius norm, of two correct bf16 answers."""
-
-GEMM = (
-    *((size, size, size) for size in (8192, 4096, 2048, 1024)),
-    *((m, 4096, 4096) for m in (16384, 256, 1)),
-    *((64, 4096, 14336), (16, 14336, 4096), (4096, 4096, 131)),
-)
-"""M, N and K."""
 
 LAUNCH = Problem(batch=1, nhead_q=4, seqlen_q=128, hdim_q=64, dtype="bf16")
 
@@ -61,9 +53,11 @@ def medians(sides: Mapping[str, Call], seconds: float, *, cold: bool = False) ->
     """Median milliseconds of each side; they take turns, launch by launch, for that time in total.
 
     Each round is queued while the GPU is busy with something else, so that no side waits for its launch. With `cold`,
-    it is so before every launch, which also empties the L2 cache.
+    it is so before every launch, and other memory is read, which leaves none of the operands in the L2 cache, and
+    nothing that must be written back.
     """
     busy = torch.empty(BUSY_BYTES, device="cuda", dtype=torch.uint8)
+    other = torch.zeros(READ_BYTES // 4, device="cuda", dtype=torch.int32)
     for call in sides.values():
         for _ in range(3):
             call()
@@ -76,6 +70,7 @@ def medians(sides: Mapping[str, Call], seconds: float, *, cold: bool = False) ->
         for name, call in sides.items():
             if cold:
                 busy.zero_()
+                other.amax()
             start, end = event(), event()
             start.record()
             call()
@@ -195,23 +190,6 @@ class Bench:
             share = rates["ours"] / rates["copy"]
             yield Row("decode", {"seqlen": seqlen}, rates | {"of copy": share}, {"copy x 0.85": share >= 0.85}, kernel)
 
-    def gemm(self) -> Iterator[Row]:
-        """B is column-major, as the weights of a linear layer; one side is cuBLAS, by PyTorch."""
-        for problem in map(gemm_problem, GEMM):
-            m, n, k = problem.m, problem.n, problem.k
-            a, b = tensors(m, k), tensors(n, k)
-            c, expected = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-            plan = self.catalog.select(problem, arch="sm_90")
-            bound = plan.bind({"a": a, "b": b}, outputs={"c": c})
-            bound.enqueue()
-            check(f"gemm {problem.key}", c, torch.mm(a, b.mT))
-            theirs: Call = partial(torch.mm, a, b.mT, out=expected)
-            times = medians({"ours": bound.enqueue, "cublas": theirs}, self.seconds, cold=True)
-            rates = {name: problem.flops / ms / 1e9 for name, ms in times.items()}
-            share = rates["ours"] / rates["cublas"]
-            figures = rates | {"of cublas": share, "us": 1e3 * times["ours"]}
-            yield Row("gemm", {"m": m, "n": n, "k": k}, figures, {"cublas x 1.0": share >= 1}, plan.kernels[0].name)
-
     def launch(self) -> Iterator[Row]:
         problem = LAUNCH
         q, k, v = (tensors(problem.batch, problem.nhead_q, problem.seqlen_q, problem.hdim_q) for _ in range(3))
@@ -252,11 +230,6 @@ def decode_problem(seqlen: int) -> Problem:
     return Problem(op="splitkv", batch=16, nhead_q=64, nhead_k=8, seqlen_q=1, seqlen_k=seqlen, hdim_q=128, dtype="bf16")
 
 
-def gemm_problem(size: tuple[int, int, int]) -> GemmProblem:
-    m, n, k = size
-    return GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=0)
-
-
 def build(catalog: Catalog, problems: Sequence[AnyProblem]) -> None:
     """Compile what is selected for all problems, on every core."""
     plans = [catalog.select(problem, arch="sm_90") for problem in problems]
@@ -276,7 +249,7 @@ def print_row(row: Row) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
-    add("--scenario", nargs="+", choices=("forward", "backward", "decode", "gemm", "launch"), default=None)
+    add("--scenario", nargs="+", choices=("forward", "backward", "decode", "launch"), default=None)
     add("--seqlen", type=int, nargs="+", default=(2048, 4096, 8192, 16384))
     add("--hdim", type=int, nargs="+", default=(128, 64))
     add("--candidates", type=int, default=4, help="number of kernels to tune per problem; 0: use the recorded timings")
@@ -284,10 +257,9 @@ def main() -> None:
     add("--db", type=Path, default=None, help="the catalog")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
-    chosen = options.scenario or ("forward", "backward", "decode", "gemm", "launch")
+    chosen = options.scenario or ("forward", "backward", "decode", "launch")
     catalog = Catalog(options.db)
     catalog.populate("sm_90")
-    catalog.populate("sm_90", operation="gemm")
     problems = []
     for hdim in options.hdim:
         for seqlen in options.seqlen:
@@ -295,14 +267,13 @@ def main() -> None:
                 problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
                 problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
     problems += [decode_problem(seqlen) for seqlen in options.seqlen] if "decode" in chosen else []
-    products = [gemm_problem(size) for size in GEMM] if "gemm" in chosen else []
     if options.candidates:
         rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
         tuning = TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule)
-        report = tune(catalog, [*problems, *products], tuning)
+        report = tune(catalog, problems, tuning)
         print(f"tuned {len(report.tuned)} problems, {report.gain:.3f} times the static order on geometric mean")
     forwards = [forward_of(problem) for problem in problems if problem.op == "bwd"]
-    build(catalog, [*problems, *forwards, *products, LAUNCH])
+    build(catalog, [*problems, *forwards, LAUNCH])
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     bench = Bench(catalog, options)
     rows: list[Row] = []
@@ -310,7 +281,6 @@ def main() -> None:
         "forward": lambda: bench.forward(options.hdim, options.seqlen),
         "backward": lambda: bench.backward(options.hdim, options.seqlen),
         "decode": lambda: bench.decode(options.seqlen),
-        "gemm": bench.gemm,
         "launch": bench.launch,
     }
     for name in chosen:

@@ -23,7 +23,7 @@ from catalog.runtime.peaks import measure_peaks
 
 SQUARES = [(size, size, size) for size in (256, 512, 1024, 2048, 4096)]
 FEW_ROWS = [(m, 4096, 4096) for m in (1, 2, 4, 8, 16)]
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 EXPERTS, SKEW = 64, 1.2
 MODELS = [(tokens, 768, 2048) for tokens in (256, 1024, 4096)]
 """Tokens of all experts, and the weights of each: their numbers fall as a power of the expert's rank, the skew."""

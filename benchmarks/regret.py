@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -157,7 +158,7 @@ SPACES: Mapping[tuple[str, str], AttentionSpace | GemmSpace] = {
         flops=2e9,
     ),
     ("gemm", "gpu"): GemmSpace(
-        kinds=({"dtype": "bf16", "layout": "rcr"}, {"dtype": "bf16", "layout": "rrr"}),
+        kinds=tuple({"dtype": "bf16", "layout": layout, "k_batch": 0} for layout in ("rcr", "rrr")),
         rows=(1, 16384),
         sizes=(64, 16384),
         layers=(1024, 2048, 4096, 5120, 7168, 8192, 14336),
@@ -225,8 +226,8 @@ class Bench:
 
     def sides(self, problem: AnyProblem) -> Iterator[tuple[str, Deployed]]:
         """The kernels that answer a problem and the rivals that compute it, ready to be timed, if they run."""
-        arch, device, inputs = self.options.arch, self.catalog.device(self.options.arch), draw_inputs(problem)
-        outputs = make_outputs(problem, inputs)
+        arch, device = self.options.arch, self.catalog.device(self.options.arch)
+        inputs, outputs = self.tensors(problem)
         entrants: dict[str, Callable[[], Deployed]] = {}
         found = self.catalog.candidates(problem, arch=arch, limit=self.options.candidates, static=True)
         for kernel in (candidate.kernel for candidate in found):
@@ -240,6 +241,19 @@ class Bench:
                 yield name, ready()
             except CatalogError as error:
                 print(f"{problem.name}: {name}: {error.message}", file=sys.stderr)
+
+    def tensors(self, problem: AnyProblem) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Inputs and outputs; on a GPU they are drawn there, unless rivals need arrays."""
+        if self.options.arch == "host" or self.against:
+            inputs = draw_inputs(problem)
+            return inputs, make_outputs(problem, inputs)
+        torch = import_module("torch")
+
+        def drawn_there(names: Iterable[str]) -> dict[str, Any]:
+            of = {name: getattr(torch, problem.tensors[name].element) for name in names}
+            return {name: torch.randn(problem.shapes[name], device="cuda").to(of[name]) for name in of}
+
+        return drawn_there(problem.needed), drawn_there(problem.made)
 
     def build(self, problems: Sequence[AnyProblem]) -> None:
         """Compile all kernels before anything is timed."""

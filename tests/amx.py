@@ -22,8 +22,17 @@ PAIRS = {
 EMULATED = Path(__file__).with_name("amx_emulated.hpp")
 
 
-def pretend(pipeline: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this CPU one for which ``pipeline`` is the first; AMX tiles are computed in software."""
+HALVES = (False, True)
+"""Whether a CPU with AMX multiplies fp16 in tiles, AMX-FP16, or bf16 only."""
+
+
+def pretend(pipeline: str, folder: Path, monkeypatch: pytest.MonkeyPatch, halves: bool = False) -> None:
+    """Make this CPU one for which ``pipeline`` is the first; AMX tiles are computed in software.
+
+    ``halves``: with AMX-FP16.
+    """
+    if halves:
+        monkeypatch.setenv("CATALOG_TEST_AMX_FP16", "1")
     monkeypatch.setattr(host_device, "cpu_features", lambda: PAIRS[pipeline])
     if pipeline == "host_amx":
         compiler = folder / "g++"

@@ -1,8 +1,8 @@
 // The interface of catalog/build/host/amx.hpp in software, for CPUs without AMX: compile with `-include` of this file.
 //
 // A product of tiles is computed as the manual of the instruction defines it: sums of the even and of the odd factors of
-// each pair, rounded to float after each fused step; subnormal factors and results are zero. Use of tiles that are not
-// configured ends the process, as it does on a CPU.
+// each pair, rounded to float after each fused step; subnormal results are zero, and subnormal bf16. Use of tiles that are
+// not configured ends the process, as it does on a CPU.
 #pragma once
 
 #define CATALOG_AMX_EMULATED
@@ -33,6 +33,7 @@ inline auto& configured_tile(int tile) {
 }
 
 inline bool is_permitted() { return !std::getenv("CATALOG_TEST_AMX_REFUSED"); }
+inline bool multiplies_halves() { return std::getenv("CATALOG_TEST_AMX_FP16"); }
 
 class Tiles {
    public:
@@ -77,8 +78,18 @@ inline std::uint32_t as_bits(float x) {
 
 inline float flushed(float x) { return as_float(as_bits(x)); }
 
-template <int c, int a, int b>
-inline void multiply_add_pairs() {
+inline float of_brain(std::uint32_t bits) { return as_float(bits << 16); }
+
+inline float of_half(std::uint32_t bits) {
+    const int exponent = bits >> 10 & 31, mantissa = bits & 0x3ff;
+    const float size = exponent == 31  ? (mantissa ? NAN : INFINITY)
+                       : exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                                       : std::ldexp(static_cast<float>(mantissa | 0x400), exponent - 25);
+    return bits & 0x8000 ? -size : size;
+}
+
+template <int c, int a, int b, class Widen>
+inline void multiply_add_pairs(Widen widen) {
     const auto &of_a = configured_tile(a), &of_b = configured_tile(b);
     auto& of_c = configured_tile(c);
     for (int m = 0; m < rows; ++m)
@@ -86,11 +97,21 @@ inline void multiply_add_pairs() {
             float even = 0, odd = 0;
             for (int k = 0; k < columns; ++k) {
                 const std::uint32_t x = of_a[m][k], y = of_b[k][n];
-                even = flushed(std::fma(as_float(x << 16), as_float(y << 16), even));
-                odd = flushed(std::fma(as_float(x & 0xffff0000), as_float(y & 0xffff0000), odd));
+                even = flushed(std::fma(widen(x & 0xffff), widen(y & 0xffff), even));
+                odd = flushed(std::fma(widen(x >> 16), widen(y >> 16), odd));
             }
             of_c[m][n] = as_bits(flushed(as_float(of_c[m][n]) + flushed(even + odd)));
         }
+}
+
+template <int c, int a, int b>
+inline void multiply_add_pairs() {
+    multiply_add_pairs<c, a, b>(of_brain);
+}
+
+template <int c, int a, int b>
+inline void multiply_add_half_pairs() {
+    multiply_add_pairs<c, a, b>(of_half);
 }
 
 template <int c, int a, int b>

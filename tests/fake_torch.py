@@ -66,14 +66,14 @@ class FakeTorch(types.ModuleType):
     def device(self, kind, index):
         return kind, index
 
-    def empty(self, shape, *, dtype, device):
-        shape = (shape,) if isinstance(shape, int) else shape
+    def empty(self, *extents, dtype, device):
+        shape = extents if all(isinstance(extent, int) for extent in extents) else extents[0]
         size = math.prod(shape) * np.dtype(dtype.removeprefix("torch.")).itemsize
         index = device[1]
         return Tensor(Memory(self.runtime, index, size), shape, dtype, index)
 
-    def zeros(self, shape, *, dtype, device):
-        tensor = self.empty(shape, dtype=dtype, device=device)
+    def zeros(self, *extents, dtype, device):
+        tensor = self.empty(*extents, dtype=dtype, device=device)
         tensor.numpy()[...] = 0
         return tensor
 

@@ -78,8 +78,9 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
         pytest.skip("this CPU has no AVX512-BF16")
     amx.pretend("host_amx", tmp_path, monkeypatch)
     with Catalog(catalog.path) as other:
-        wanted = "dtype = 'bf16' AND layout = 'nhwgc' AND ndim = 2 AND pipeline = 'host_amx' AND family = 'bwd_weight'"
-        check(other, rows(other, wanted, "x86_64_v4")[0], 10)
+        for dtype, family in (("bf16", "bwd_weight"), ("fp16", "forward")):
+            wanted = f"dtype = '{dtype}' AND family = '{family}' AND layout = 'nhwgc' AND ndim = 2"
+            check(other, rows(other, f"{wanted} AND pipeline = 'host_amx'", "x86_64_v4")[0], 10)
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_stages_fill_the_shared_memory_of_a_block(catalog: Catalog) -> None:
         ((64, 4096, 14336), 0, (64, 64), 2),
         ((16, 14336, 4096), 0, (16, 128), 1),
         ((1, 4096, 4096), 0, (8, 64), 2),
-        ((1, 1, 0), 0, (128, 256), 1),
+        ((1, 1, 0), 0, (8, 64), 1),
     ],
 )
 def test_tiles_and_parts_of_k_fit_the_problem(
@@ -96,3 +96,19 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, m: int, num_d: i
     ((spills, scratch, shared),) = run(catalog.path, query)
     assert (spills, scratch) == (0, 0)
     assert shared <= 232_448, "227 KiB is what a block may have"
+
+
+def test_work_follows_the_parts_of_k_and_rows_that_are_no_vectors(catalog: Catalog) -> None:
+    sizes = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16"}
+    (kernel,) = catalog.select(GemmProblem(**sizes), arch="sm_90").kernels
+
+    def work(**changes: int) -> dict[str, float]:
+        terms = operation("gemm").work(GemmProblem(**{**sizes, **changes}), kernel, 132)
+        return {name.removeprefix("sm90_wgmma "): amount for name, amount in terms.items()}
+
+    whole, halves = work(k_batch=1), work(k_batch=2)
+    assert (whole["parts"], halves["parts"]) == (0, 1)
+    assert (whole["waves"], halves["depth"]) == (halves["waves"], whole["depth"] / 2)
+    assert work(k_batch=0) == halves, "selection reckons with the parts that a launch has"
+    assert (whole["copied"], work(k=131)["copied"]) == (0, (64 + 4096) * 131)
+    assert (whole["scattered"], work(n=4095)["scattered"]) == (0, work(n=4095)["results"])

@@ -116,10 +116,14 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
             ("bf16", "rcr", "universal"),
             ("fp8", "ccr", "multi_d"),
             ("int8", "crr", "grouped"),
+            ("fp16", "rrr", "grouped"),
+            ("fp16", "rcr", "universal"),
         ):
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
             kernel = rows(other, wanted, "x86_64_v4")[0]
             check(other, kernel, 20)
+        amx.pretend("host_amx", tmp_path, monkeypatch, halves=True)
+        check(other, kernel, 20)
 
 
 @pytest.mark.slow

@@ -291,14 +291,14 @@ def test_results_do_not_depend_on_the_number_of_threads(catalog: Catalog, fields
 
 
 @pytest.fixture
-def catalog_on(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Catalog]]:
+def catalog_on(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Catalog]]:
     """A catalog as on a CPU with the features of a pipeline; AMX tiles are computed in software."""
     if "x86_64_v4" not in ARCHES:
         pytest.skip("this CPU has no AVX-512")
     opened: list[Catalog] = []
 
-    def open_as(pipeline: str) -> Catalog:
-        amx.pretend(pipeline, tmp_path, monkeypatch)
+    def open_as(pipeline: str, halves: bool = False) -> Catalog:
+        amx.pretend(pipeline, tmp_path, monkeypatch, halves)
         opened.append(Catalog(shutil.copy(host_file, tmp_path / f"{pipeline}.db")))
         return opened[-1]
 
@@ -308,30 +308,42 @@ def catalog_on(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("pipeline", amx.PAIRS)
-def test_what_the_cpu_has_decides_on_the_pipeline(catalog_on: Callable[[str], Catalog], pipeline: str) -> None:
+def test_what_the_cpu_has_decides_on_the_pipeline(catalog_on: Callable[..., Catalog], pipeline: str) -> None:
     catalog = catalog_on(pipeline)
-    for fields in ({}, {"op": "splitkv"}, {"dtype": "fp32"}):
-        problem = Problem(**{"batch": 1, "nhead_q": 2, "seqlen_q": 64, "hdim_q": 64, "dtype": "bf16", **fields})
-        expected = "host_panel" if problem.dtype == "fp32" else pipeline
+    types = {"bf16": pipeline, "fp16": "host_amx" if pipeline == "host_amx" else "host_panel", "fp32": "host_panel"}
+    for (dtype, expected), op in product(types.items(), ("fwd", "splitkv")):
+        problem = Problem(op=op, batch=1, nhead_q=2, seqlen_q=64, hdim_q=64, dtype=dtype)
         assert catalog.select(problem, arch="x86_64_v4").kernels[0].algorithm.pipeline.value == expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pipeline", "count"), [("host_panel", 1), ("host_bf16", 1), ("host_amx", 2)])
-def test_bf16_in_every_pipeline(
-    catalog_on: Callable[[str], Catalog],
+@pytest.mark.parametrize(
+    ("pipeline", "dtype", "count", "halves"),
+    [
+        ("host_panel", "bf16", 1, False),
+        ("host_bf16", "bf16", 1, False),
+        ("host_amx", "bf16", 2, False),
+        *(("host_amx", "fp16", 1, halves) for halves in amx.HALVES),
+    ],
+)
+def test_16_bits_in_every_pipeline(
+    *,
+    catalog_on: Callable[..., Catalog],
     pipeline: str,
+    dtype: str,
     count: int,
+    halves: bool,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
     if not amx.PAIRS[pipeline] - amx.TILES <= cpu_features():
         pytest.skip("this CPU has no AVX512-BF16")
-    catalog, errors = catalog_on(pipeline), Errors()
+    catalog, errors = catalog_on(pipeline, halves), Errors()
+    ops: tuple[Op, ...] = ("fwd", "splitkv", "bwd") if dtype == "bf16" else ("fwd", "splitkv")
     found = [
         signature
-        for op in ("fwd", "splitkv", "bwd")
-        for signature in [one for one in signatures(catalog, op, "x86_64_v4") if one.traits["dtype"] == "bf16"][:count]
+        for op in ops
+        for signature in [one for one in signatures(catalog, op, "x86_64_v4") if one.traits["dtype"] == dtype][:count]
     ]
 
     @settings(drawn, max_examples=60)

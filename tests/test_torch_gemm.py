@@ -178,8 +178,10 @@ def test_other_bad_calls_are_a_message(monkeypatch):
     with pytest.raises(SelectionError, match=r"there are no GEMM kernels for sm_75\n.*torch\.matmul may do"):
         linear(x, x)
     monkeypatch.setattr(gemm, "arch_of", lambda device: "sm_90")
-    with pytest.raises(SelectionError, match="GEMM kernels for sm_90 have not been verified"):
+    with pytest.raises(SelectionError, match=r"fp32(.|\n)*torch\.matmul may do"):
         linear(x, x)
+    with pytest.raises(SelectionError, match=r"groups(.|\n)*torch\.matmul may do"):
+        grouped_mm(x.bfloat16(), x.bfloat16().T[None], torch.tensor([4], dtype=torch.int32))
 
 
 # Groups

@@ -87,6 +87,7 @@ def backend_of(arch: str) -> Backend:
     return next(iter(owners.values()), HOST)
 
 
+@functools.lru_cache(maxsize=1024)
 def _built_in(arch: str) -> Backend | None:
     return next((backend for backend in _BUILT_IN.values() if backend.owns(arch)), None)
 

@@ -279,7 +279,7 @@ def _build(
                 run.add(kernels)
                 total = len(kernels)
                 with each_built(total, pool.at_once) as (advance, say):
-                    before = catalog.rows.built(kernels)
+                    before = catalog.rows.built(kernels, catalog.builder.cache.all_keys())
                     if before:
                         say(f"{before:,} of {counted(total, 'kernel')} already built, {total - before:,} left")
 

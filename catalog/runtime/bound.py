@@ -178,15 +178,18 @@ def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], 
     return call.args
 
 
-def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int) -> Workspace:
+def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int, args: Any = None) -> Workspace:
     """The workspace that all stages of a plan accept, given the wanted ``num_splits``.
+
+    ``args`` are arguments with the sizes of the problem, if there are some already; their ``num_splits`` is changed.
 
     Raises:
         DeviceError: the workspace would be larger than any memory.
     """
     if not problem.divided:
         return NO_WORKSPACE
-    args, needed = without_tensors(problem), []
+    needed: list[Any] = []
+    args = without_tensors(problem) if args is None else args
     for kernel in kernels:
         args.num_splits = num_splits
         needed.append(kernel.workspace(args))

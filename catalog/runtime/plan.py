@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -314,7 +315,7 @@ class Plan:
         paths = self.services.shared.paths
         path = None if outputs is not None or tracing.active else paths.get(self._place(device, given))
         if path is not None:
-            made = path(self.problem, given, self.workspace(device, path.kernels))
+            made = path(self.problem, given, partial(self.workspace, device, path.kernels))
             if made is not None:
                 return made
         from catalog.runtime.bound import enqueue, take
@@ -334,8 +335,10 @@ class Plan:
     def _place(self, device: Device[Any], given: Mapping[str, Any]) -> _Place:
         return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)
 
-    def workspace(self, device: Device[Any], kernels: tuple[LoadedKernel, ...]) -> Workspace:
+    def workspace(self, device: Device[Any], kernels: tuple[LoadedKernel, ...], args: Any = None) -> Workspace:
         """The workspace that the stages share on a device; computed once by the loaded kernels.
+
+        ``args`` as of :func:`~catalog.runtime.bound.agreed_workspace`.
 
         Raises:
             DeviceError: the workspace would be larger than any memory.
@@ -348,7 +351,7 @@ class Plan:
             from catalog.runtime.bound import agreed_workspace
 
             wanted = wanted_splits(self.problem, self.kernels, threads)
-            workspace = self._workspaces[threads] = agreed_workspace(self.problem, kernels, wanted)
+            workspace = self._workspaces[threads] = agreed_workspace(self.problem, kernels, wanted, args)
         return workspace
 
     def _find_loaded(self) -> bool:

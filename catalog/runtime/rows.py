@@ -6,7 +6,7 @@ Most methods are those of :class:`catalog.Catalog`, which documents them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,19 +165,19 @@ class Rows:
             specs = [self._file.spec(row[0], row[1], row[2], operation) for row in there]
             return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
 
-    def built(self, kernels: Sequence[Kernel]) -> int:
-        """How many of ``kernels`` are recorded as built on this machine; the cache may have dropped some since.
+    def built(self, kernels: Sequence[Kernel], keys: Set[str]) -> int:
+        """How many of ``kernels`` are recorded as built on this machine, under one of these content ``keys``.
 
         Raises:
             RegistryError: the file cannot be opened or is not a catalog.
         """
         asked = json.dumps([kernel.id for kernel in kernels])
         here = (
-            "SELECT count(DISTINCT kernel_id) FROM artifact WHERE status = 'built' AND NOT elsewhere "
+            "SELECT kernel_id, key FROM artifact WHERE status = 'built' AND NOT elsewhere "
             "AND dropped IS NULL AND kernel_id IN (SELECT value FROM json_each(?))"
         )
         with self._file.lock:
-            return int(self._file.connection.execute(here, (asked,)).fetchone()[0])
+            return len({kernel for kernel, key in self._file.connection.execute(here, (asked,)) if key in keys})
 
     def populated(self, arch: str, operation: str) -> bool:
         """Whether the file holds kernels of ``arch``, of any revision.

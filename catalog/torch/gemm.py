@@ -67,7 +67,8 @@ def product(a: torch.Tensor, b: torch.Tensor, bias: Optional = None, activation:
 def _run(a: torch.Tensor, b: torch.Tensor, bias: Optional, activation: str) -> torch.Tensor:
     of_a, a_given = oriented(a)
     of_b, b_given = oriented(b)
-    problem = _problem_of(a.dtype, f"{of_a}{of_b}r", a.shape, b.shape[-1], bias is not None, activation)
+    divided = a.is_cuda and torch.version.hip is None
+    problem = _problem_of(a.dtype, f"{of_a}{of_b}r", a.shape, b.shape[-1], bias is not None, activation, divided)
     given = {"a": a_given, "b": b_given}
     if bias is not None:
         given["bias"] = bias.detach().contiguous()
@@ -80,9 +81,11 @@ def _fake(a: torch.Tensor, b: torch.Tensor, bias: Optional, activation: str) -> 
 
 @lru_cache(maxsize=16_384)
 def _problem_of(
-    dtype: torch.dtype, layout: str, a: tuple[int, ...], n: int, bias: bool, activation: str
+    dtype: torch.dtype, layout: str, a: tuple[int, ...], n: int, bias: bool, activation: str, divided: bool
 ) -> GemmProblem:
     """The problem of a product of A, (m, k) or (batch, m, k), with n columns.
+
+    If K may be ``divided``, the catalog chooses into how many parts.
 
     Raises:
         TensorError: kernels do not take the dtype.
@@ -90,7 +93,7 @@ def _problem_of(
     """
     *batch, m, k = a
     fields: dict[str, Any] = {"m": m, "n": n, "k": k, "bias": bias, "activation": activation, "layout": layout}
-    return GemmProblem(dtype=word_of(dtype), batch=batch[0] if batch else None, **fields)
+    return GemmProblem(dtype=word_of(dtype), batch=batch[0] if batch else None, k_batch=0 if divided else 1, **fields)
 
 
 def word_of(dtype: torch.dtype) -> Dtype:
@@ -138,11 +141,6 @@ def enqueue(
         TensorError, DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     arch = arch_of(device)
-    if arch == "sm_90":
-        raise SelectionError(
-            f"tensors are on {device}: the {what} kernels for {arch} have not been verified on a GPU",
-            hint=f"Use CPU tensors; or {instead} may do.",
-        )
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:

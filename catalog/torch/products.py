@@ -13,6 +13,9 @@ from catalog.ops.gemm.traits import Activation
 from catalog.torch.gemm import product
 from catalog.torch.inputs import autocast_all
 
+_ACTIVATIONS = tuple(word.value for word in Activation)
+"""A tuple, because torch.compile of PyTorch 2.11 cannot trace a list of an enumeration."""
+
 
 def linear(
     x: torch.Tensor,
@@ -42,8 +45,8 @@ def linear(
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     function = "no" if activation is None else activation
-    if function not in list(Activation):
-        words = ", ".join(word for word in Activation if word != Activation.NO)
+    if function not in _ACTIVATIONS:
+        words = ", ".join(word for word in _ACTIVATIONS if word != "no")
         raise ArgumentError(f"activation={activation!r} is not allowed", hint=f"Allowed: None, {words}.")
     x, weight, bias = autocast_all(x, weight, bias)
     check_alike(x=x, weight=weight, bias=bias)

@@ -7,6 +7,7 @@
 #if !defined(CATALOG_AMX_EMULATED)  // tests define the same interface in software
 
 #if defined(__linux__) && defined(__x86_64__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -23,6 +24,20 @@ inline bool is_permitted() {
     constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     static const bool permitted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
     return permitted;
+#else
+    return false;
+#endif
+}
+
+// Whether this CPU multiplies pairs of fp16 in tiles, AMX-FP16.
+inline bool multiplies_halves() {
+#if defined(__linux__) && defined(__x86_64__)
+    constexpr unsigned features = 7, more = 1, amx_fp16 = 1u << 21;
+    static const bool has = [] {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        return __get_cpuid_count(features, more, &a, &b, &c, &d) && (a & amx_fp16);
+    }();
+    return has;
 #else
     return false;
 #endif
@@ -66,6 +81,12 @@ inline void store(void* to, std::size_t stride) {
 template <int c, int a, int b>
 inline void multiply_add_pairs() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
+}
+
+// The same for pairs of fp16, of which subnormal ones count. As bytes of `tdpfp16ps`, which older assemblers do not know.
+template <int c, int a, int b>
+inline void multiply_add_half_pairs() {
+    asm volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" : : "i"(0x7b ^ b << 3), "i"(0xc0 | c << 3 | a));
 }
 
 // The same for four int8 in place of each pair; C is int32.

@@ -67,7 +67,7 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
 template <class Row, class Unit>
 struct TileBlocks : BlockSizes<Row, Unit> {
     using BlockSizes<Row, Unit>::step, BlockSizes<Row, Unit>::panel, BlockSizes<Row, Unit>::factors;
-    static constexpr int whole = tile_units;
+    static constexpr int whole = whole_units<Unit>;
     static_assert(lanes == tile_units && step % whole == 0 && Row::tile_m % tile_rows == 0, "blocks are whole tiles");
     static_assert(Row::warp_tile_m == 2 * tile_rows && panel == 2 * tile_units, "a register block is two tiles by two");
 
@@ -83,12 +83,19 @@ struct TileBlocks : BlockSizes<Row, Unit> {
     // Rows of a tile after the last one stay as they are: so do their sums, which nobody reads.
     template <class Source>
     static void pack_a(Source from, int rows, std::int64_t depth, Unit* to) {
-        constexpr int deep = tile_units * factors;
+        constexpr int deep = whole * factors;
         for (int row = 0; row < rows; row += tile_rows)
             for (std::int64_t k = 0; k < depth; k += deep)
-                pack_rows<Unit>(from.from(row, k), std::min(rows - row, tile_rows),
-                                std::min<std::int64_t>(depth - k, deep), to + row * step + k / factors * tile_rows,
-                                tile_units);
+                pack_tile(from.from(row, k), std::min(rows - row, tile_rows), std::min<std::int64_t>(depth - k, deep),
+                          to + row * step + k / factors * tile_rows);
+    }
+
+    template <class Source>
+    static void pack_tile(Source from, int rows, std::int64_t depth, Unit* to) {
+        using Read = ReadUnit<Unit>;
+        pack_rows(from, rows, depth, reinterpret_cast<Read*>(to), tile_units);
+        if constexpr (!std::is_same_v<Read, Unit>)
+            for (int row = 0; row < rows; ++row, to += tile_units) store_read(to, load(to), tile_rows * tile_units);
     }
 
     template <int row_s, class Sum>
@@ -113,9 +120,19 @@ using Blocks = std::conditional_t<Row::in_tiles, TileBlocks<Row, Unit>, VectorBl
 // A panel of B: `count` columns, then zeros, of `depth` factors, and zeros up to `units`.
 template <class Unit, int panel, bool along, class T>
 inline void pack_panel(Factor<along, T> from, int count, std::int64_t depth, std::int64_t units, Unit* to) {
-    constexpr int factors = Units<Unit>::depth;
-    pack_depth<Unit, panel, panel>(from, count, depth, to);
-    std::fill(to + (depth + factors - 1) / factors * panel, to + units * panel, Unit{});
+    using Read = ReadUnit<Unit>;
+    if constexpr (std::is_same_v<Read, Unit>) {
+        constexpr int factors = Units<Unit>::depth;
+        pack_depth<Unit, panel, panel>(from, count, depth, to);
+        std::fill(to + (depth + factors - 1) / factors * panel, to + units * panel, Unit{});
+    } else {
+        constexpr int apart = tile_units * panel;
+        for (std::int64_t k = 0; k < units; k += whole_units<Unit>, to += 2 * apart) {
+            const std::int64_t rest = std::min<std::int64_t>(depth - k, whole_units<Unit>);
+            pack_panel<Read, panel>(from.from(0, k), count, rest, tile_units, reinterpret_cast<Read*>(to));
+            for (int i = 0; i < apart; i += lanes) store_read(to + i, load(to + i), apart);
+        }
+    }
 }
 
 // How C of some products, each of `rows` x `columns`, is divided among threads: whole tiles, or parts of them, so that each

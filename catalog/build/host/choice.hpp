@@ -23,7 +23,10 @@ inline catalog_status with_units(Multiply multiply) {
     using Dot = std::conditional_t<integers, IntegerUnit, BrainPair>;
 #endif
 #if defined(__AVX512F__)
-    if constexpr (in_tiles)
+    if constexpr (in_tiles && std::is_same_v<T, fp16>) {
+        if (!Units<BrainPair>::is_supported() || !amx::is_permitted()) return CATALOG_UNSUPPORTED;
+        return amx::multiplies_halves() ? multiply(UnitType<HalfPair>{}) : multiply(UnitType<SplitHalf>{});
+    } else if constexpr (in_tiles)
         if (Units<Dot>::is_supported() && amx::is_permitted())
             return multiply(UnitType<std::conditional_t<integers, ByteQuad, BrainPair>>{});
 #endif

@@ -1,7 +1,7 @@
 // Copies of tensor tiles as units, in the order in which register blocks read them.
 #pragma once
 
-#include "units.hpp"
+#include "halves.hpp"
 
 namespace catalog::host {
 
@@ -33,22 +33,24 @@ inline void pack_scaled(const T* row, int width, float scale, float* packed) {
 // factors after the last one of a unit.
 template <int panel_rows, int panel_depth, class Source, class Unit>
 inline void pack_transposed(Source rows, int count, int width, Unit* packed) {
-    constexpr int factors = Units<Unit>::depth, step = lanes * factors;
+    using Read = ReadUnit<Unit>;
+    constexpr int factors = Units<Unit>::depth, step = lanes * Units<Read>::depth;
     for (int row = 0; row < round_up(count, panel_rows); row += lanes) {
         Unit* panel = packed + row / panel_rows * panel_rows * panel_depth + row % panel_rows;
         for (int d = 0; d < width; d += step) {
             Float block[lanes];
             if (row + lanes <= count && d + step <= width) {
 #pragma GCC unroll 16
-                for (int i = 0; i < lanes; ++i) block[i] = (Float)load_along<Unit>(rows[row + i] + d, step);
+                for (int i = 0; i < lanes; ++i) block[i] = (Float)load_along<Read>(rows[row + i] + d, step);
             } else {
                 for (int i = 0; i < lanes; ++i)
-                    block[i] = row + i < count ? (Float)load_along<Unit>(rows[row + i] + d, width - d) : Float{};
+                    block[i] = row + i < count ? (Float)load_along<Read>(rows[row + i] + d, width - d) : Float{};
             }
             transpose(block);
 #pragma GCC unroll 16
             for (int i = 0; i < lanes; ++i)
-                store(panel + (d / factors + i) * panel_rows, (typename Units<Unit>::Vector)block[i]);
+                store_read(panel + (d / factors + i) * panel_rows, (typename Units<Read>::Vector)block[i],
+                           lanes * panel_rows);
         }
     }
 }
@@ -63,18 +65,21 @@ inline void pack_columns(Source rows, int count, int width, float* packed) {
         }
 }
 
-// Panels of columns of pairs: packed[panel][pair of rows][column within the panel]. Rows after the last one become zeros,
-// up to a multiple of `whole` rows.
+// Panels of columns of pairs: packed[panel][unit along the rows][column within the panel]. Rows after the last one become
+// zeros, up to a multiple of `whole` rows.
 template <int panel_columns, int panel_rows, int whole, class Source, class Pair>
 inline void pack_columns_of_pairs(Source rows, int count, int width, Pair* packed) {
-    static_assert(Units<Pair>::depth == 2 && whole % 2 == 0);
+    using Read = ReadUnit<Pair>;
+    constexpr int factors = Units<Pair>::depth;
+    static_assert(Units<Read>::depth == 2 && whole % (factors == 2 ? 2 : pairs_deep) == 0);
     for (int row = 0; row < round_up(count, whole); row += 2)
         for (int d = 0; d < round_up(width, panel_columns); d += lanes) {
-            Pair* panel = packed + d / panel_columns * panel_columns * (panel_rows / 2) + d % panel_columns;
+            Pair* panel = packed + d / panel_columns * panel_columns * (panel_rows / factors) + d % panel_columns;
             const auto half = [&](int at) {
-                return at < count ? load_across<Pair>(rows[at] + d, 0, 1, width - d) : Bits{};
+                return at < count ? load_across<Read>(rows[at] + d, 0, 1, width - d) : Bits{};
             };
-            store(panel + row / 2 * panel_columns, half(row) | half(row + 1) << 16);
+            const int unit = factors == 2 ? row / 2 : row / pairs_deep * pairs_deep + row % pairs_deep / 2;
+            store_read(panel + unit * panel_columns, half(row) | half(row + 1) << 16, lanes * panel_columns);
         }
 }
 

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "amx.hpp"
-#include "units.hpp"
+#include "halves.hpp"
 
 namespace catalog::host {
 
@@ -24,18 +24,64 @@ constexpr TileOrder contiguous_tiles(std::ptrdiff_t depth) {
     return {tile_units, tile_rows * depth, tile_rows * tile_units};
 }
 
+// Units along the depth that are multiplied together.
+template <class Unit>
+inline constexpr int whole_units = (std::is_same_v<Unit, SplitHalf> ? 2 : 1) * tile_units;
+
 template <class Unit, int c, int a, int b>
 inline void multiply_add_tiles() {
     if constexpr (std::is_same_v<Unit, ByteQuad>)
         amx::multiply_add_bytes<c, a, b>();
+    else if constexpr (std::is_same_v<Unit, HalfPair>)
+        amx::multiply_add_half_pairs<c, a, b>();
     else
         amx::multiply_add_pairs<c, a, b>();
 }
 
+// Which products of the parts of SplitHalf are made. All: the product is exact. Without those of lower parts with each other,
+// it may be off by 2^-16 of itself, and takes three quarters of the time.
+enum class PartProducts { all, large };
+
+// Adds the products of a tile's parts to tiles 0 to 3, small ones first. Calls prefetch_tile(tile) for tiles of A.
+template <int down, int across, PartProducts parts, class Prefetch>
+inline void multiply_parts(const SplitHalf* a, TileOrder of_a, const SplitHalf* b, std::ptrdiff_t ldb,
+                           Prefetch prefetch_tile) {
+    const auto load_a = [&](const SplitHalf* from) {
+        amx::load<4>(from, of_a.row * sizeof(SplitHalf));
+        if constexpr (down > 1) amx::load<5>(from + of_a.down, of_a.row * sizeof(SplitHalf));
+    };
+    const auto load_b = [&](const SplitHalf* from) {
+        amx::load<6>(from, ldb * sizeof(SplitHalf));
+        if constexpr (across > 1) amx::load<7>(from + tile_units, ldb * sizeof(SplitHalf));
+    };
+    const auto multiply = [] {
+        multiply_add_tiles<SplitHalf, 0, 4, 6>();
+        if constexpr (across > 1) multiply_add_tiles<SplitHalf, 1, 4, 7>();
+        if constexpr (down > 1) multiply_add_tiles<SplitHalf, 2, 5, 6>();
+        if constexpr (down > 1 && across > 1) multiply_add_tiles<SplitHalf, 3, 5, 7>();
+    };
+    const SplitHalf *const lower_a = a + of_a.along, *const lower_b = b + tile_units * ldb;
+    load_a(lower_a);
+    if constexpr (parts == PartProducts::all) {
+        load_b(lower_b);
+        multiply();
+    }
+    load_b(b);
+    multiply();
+    load_a(a);
+    multiply();
+    load_b(lower_b);
+    multiply();
+    for (const SplitHalf* const tile : {a, lower_a}) {
+        prefetch_tile(tile);
+        if constexpr (down > 1) prefetch_tile(tile + of_a.down);
+    }
+}
+
 // C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
-// a multiple of 16; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. While a tile of A is
+// a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. While a tile of A is
 // multiplied, the one `ahead` units after it is prefetched, unless `ahead` is 0.
-template <bool adds, int down, int across, int ahead = 0, class Unit, class Sum>
+template <bool adds, int down, int across, int ahead = 0, PartProducts parts = PartProducts::all, class Unit, class Sum>
 inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
                            std::ptrdiff_t ldc) {
     static_assert(down >= 1 && down <= 2 && across >= 1 && across <= 2, "four tiles of C, two of A, two of B");
@@ -58,8 +104,12 @@ inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::pt
         else
             amx::clear<tile>();
     });
-    for (int k = 0; k < depth; k += tile_units) {
+    for (int k = 0; k < depth; k += whole_units<Unit>) {
         const Unit *const a_k = a + k / tile_units * of_a.along, *const b_k = b + k * ldb;
+        if constexpr (std::is_same_v<Unit, SplitHalf>) {
+            multiply_parts<down, across, parts>(a_k, of_a, b_k, ldb, prefetch_tile);
+            continue;
+        }
         amx::load<6>(b_k, ldb * sizeof(Unit));
         amx::load<4>(a_k, of_a.row * sizeof(Unit));
         multiply_add_tiles<Unit, 0, 4, 6>();

@@ -20,6 +20,17 @@ struct BrainPair {
     std::uint32_t bits;
 };
 
+// Two fp16, which AMX-FP16 multiplies.
+struct HalfPair {
+    std::uint32_t bits;
+};
+
+// One fp16 as the sum of two bf16, an upper part and a lower one: 8 significant bits and 3 make 11, so the sum is exact. The
+// parts are apart: of 32 factors along the depth, 16 pairs of upper parts come first, then 16 pairs of lower ones.
+struct SplitHalf {
+    std::uint32_t bits;
+};
+
 // Two int16; `dot`: the CPU has AVX512-VNNI.
 template <bool dot>
 struct WordPair {
@@ -128,7 +139,21 @@ using IntegerUnit = WordPair<false>;
 
 #endif
 
-// For AMX, there is no product of vectors.
+// For AMX, there is no product of vectors of these.
+template <>
+struct Units<HalfPair> {
+    static constexpr int depth = 2;
+    using Vector = Bits;
+    using Sum = Float;
+};
+
+template <>
+struct Units<SplitHalf> {
+    static constexpr int depth = 1;
+    using Vector = Bits;
+    using Sum = Float;
+};
+
 template <>
 struct Units<ByteQuad> {
     static constexpr int depth = 4;
@@ -176,6 +201,7 @@ inline void store(Pair* to, Bits units) {
 }
 // A vector of elements as halves of units: in the lower 16 bits of each lane. All 8-bit types fit.
 inline Bits halves(const bf16* from) { return widen(load_bits<HalfBits>(from)); }
+inline Bits halves(const fp16* from) { return widen(load_bits<HalfBits>(from)); }
 inline Bits halves(const fp8* from) { return (Bits)load(from) >> 16; }
 inline Bits halves(const bf8* from) { return (Bits)load(from) >> 16; }
 inline Bits halves(const std::int8_t* from) { return (Bits)load_signed(from) & 0xffff; }

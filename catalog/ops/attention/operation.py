@@ -186,7 +186,7 @@ class Attention(Operation):
         return tolerances(problem, inputs, problem.tensors["q"].element if rounds_products else "float32")
 
     def rounds_products(self, kernel: Kernel) -> bool:
-        """Whether it multiplies pairs of bf16, and so rounds the weights."""
+        """Whether it multiplies pairs of bf16 or fp16, and so rounds the weights."""
         return kernel.algorithm.pipeline in (Pipeline.HOST_BF16, Pipeline.HOST_AMX)
 
     def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:

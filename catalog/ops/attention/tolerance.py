@@ -1,10 +1,12 @@
 """How far from the float64 reference a correct kernel may be: a rounding error analysis of every operation.
 
 A kernel reads its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's kernel, and one
-for the host that multiplies pairs of bf16, also rounds the weights that it multiplies. Pairs of bf16 take subnormal
-factors for zero: with |q| and |k| below 2^80, that changes a score by less than u 2^-20. In a backward, O and LSE are
-inputs: the forward's rounding of them is no error here. With u = 2^-24, the unit roundoff of float32, the analysis is
-first-order in u and considers three kinds of error:
+for the host that multiplies pairs, also rounds the weights that it multiplies. Where fp16 is the sum of two bf16, a
+score is a sum of exact products, 32 of which are added before they meet the sum: no more roundings follow each other
+than where n products are added one by one. Weights of 16 bits, without the products of two lower parts, are off by less
+than those rounded to fp16. Pairs of bf16 take subnormal factors for zero: with |q| and |k| below 2^80, that changes a
+score by less than u 2^-20. In a backward, O and LSE are inputs: the forward's rounding of them is no error here. With u
+= 2^-24, the unit roundoff of float32, the analysis is first-order in u and considers three kinds of error:
 
 - A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in any order of
   summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The

@@ -74,10 +74,10 @@ def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = (
     """The workspace with ``num_splits`` splits; kernels may require more bytes for partial results."""
     if not problem.divided:
         return Workspace(num_splits)
-    partials = {}
+    partials, strides = {}, _strides(problem)
     for name, (width, least) in _parts(problem, num_splits).items():
         size = max([least, *[getattr(needed, name) for needed in insisting]])
-        partials[name] = Partial(size, _strides(problem, width))
+        partials[name] = Partial(size, tuple([stride * width for stride in strides]))
     return Workspace(num_splits, partials)
 
 
@@ -100,11 +100,10 @@ def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
     return {"delta": (1, column), "dq_acc": (problem.hdim_q, split * problem.hdim_q)}
 
 
-def _strides(problem: Problem, width: int) -> tuple[int, int, int, int]:
-    """Strides of a dense array of :func:`_parts`; packed sequences have no batch axis."""
+def _strides(problem: Problem) -> tuple[int, int, int, int]:
+    """Strides of a dense array of :func:`_parts` of width 1; packed sequences have no batch axis."""
     if problem.seqlens_q is not None:
-        nhead = problem.extents["tokens_q"] * width
-        return 0, nhead, width, problem.nhead_q * nhead
-    nhead = problem.seqlen_q * width
-    batch = problem.nhead_q * nhead
-    return batch, nhead, width, problem.batch * batch
+        tokens = problem.extents["tokens_q"]
+        return 0, tokens, 1, problem.nhead_q * tokens
+    batch = problem.nhead_q * problem.seqlen_q
+    return batch, problem.seqlen_q, 1, problem.batch * batch

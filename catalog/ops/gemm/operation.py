@@ -86,7 +86,9 @@ class Gemm(Operation):
         algorithm = kernels[0].algorithm
         tiles = -(-problem.m // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
         if whole_waves:
-            return _parts_in_clusters(tiles, -(-problem.k // algorithm.tile_k), threads)
+            from catalog.ops.gemm.work import parts_in_clusters
+
+            return parts_in_clusters(tiles, -(-problem.k // algorithm.tile_k), threads)
         parts: int = min(threads // max(1, tiles), problem.k // _LEAST_DEPTH)
         return max(1, parts)
 
@@ -184,26 +186,6 @@ class Gemm(Operation):
         if family == Family.GROUPED:
             fields |= {"groups": (256, 0, 384, 128)}
         return [MappingProxyType(fields)]
-
-
-def _parts_in_clusters(tiles: int, steps: int, processors: int) -> int:
-    """The parts of K that take the least time where the blocks of a cluster compute a tile of C, a part for each.
-
-    A wave of blocks takes as many steps of the kernel's ``tile_k`` as its part has, about six besides, and one for each
-    part whose sums are added. A cluster runs within a part of the GPU, whose multiprocessors larger ones rarely fill.
-
-    Args:
-        tiles: number of tiles of C.
-        steps: number of steps of K.
-        processors: number of multiprocessors.
-    """
-
-    def time_of(parts: int) -> int:
-        resident = max(1, processors * 10 // 11 if parts > 2 else processors)
-        added = parts if parts > 1 else 0
-        return -(-tiles * parts // resident) * (-(-steps // parts) + 6 + added)
-
-    return min((parts for parts in (1, 2, 4, 8) if parts <= max(1, steps // 4)), key=time_of)
 
 
 OPERATION = Gemm()

@@ -24,9 +24,12 @@ def work_of(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, f
     Groups count as equally large ones. The pipelines of the host have terms of their own, because they divide the work
     differently.
     """
-    counted = {Pipeline.HOST_PANEL: _panel_work, Pipeline.HOST_STREAM: _stream_work}.get(
-        kernel.algorithm.pipeline, _gpu_work
-    )
+    pipelines = {
+        Pipeline.HOST_PANEL: _panel_work,
+        Pipeline.HOST_STREAM: _stream_work,
+        Pipeline.SM90_WGMMA: _cluster_work,
+    }
+    counted = pipelines.get(kernel.algorithm.pipeline, _gpu_work)
     work = counted(problem, kernel, units)
     return {f"{kernel.algorithm.pipeline} {name}": amount for name, amount in work.items()}
 
@@ -55,6 +58,65 @@ def _gpu_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str,
         "flops": problem.flops / units,
         "traffic": float(problem.traffic),
     }
+
+
+def _cluster_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, float]:
+    """Terms for blocks of clusters that share a tile of C, a part of K for each.
+
+    A step multiplies, or it waits for its loads, or for the step before. Rows of C that are no multiples of 16 bytes
+    are written element by element, and such rows of A and B are copied first.
+    """
+    algorithm = kernel.algorithm
+    tile_m, tile_n = algorithm.tile_m, algorithm.tile_n
+    m, n, k = _extents(problem)
+    tiles = -(-m // tile_m) * -(-n // tile_n) * _products(problem)
+    deep = -(-k // algorithm.tile_k)
+    parts = problem.k_batch or parts_in_clusters(tiles, deep, units)
+    steps = -(-deep // parts) * algorithm.tile_k
+    waves = math.ceil(tiles * parts / resident(parts, units))
+    share = tiles * parts / units
+    edges = min(tile_m, m) + min(tile_n, n)
+    cycles = max(tile_m * tile_n / 32, 1.6 * edges, 200)  # of 64 of the depth, as in the static order
+    rows = {"a": (m, k) if problem.layout[0] == "r" else (k, m), "b": (n, k) if problem.layout[1] == "c" else (k, n)}
+    return {
+        "launch": 1.0,
+        "waves": waves,
+        "depth": waves * steps,
+        "cycles": waves * steps * cycles,
+        "results": waves * tile_m * tile_n,
+        "scattered": waves * tile_m * tile_n if n % 8 else 0.0,
+        "copied": float(sum(count * width for count, width in rows.values() if count > 1 and width % 8)),
+        "parts": parts - 1.0,
+        "all": share * steps * tile_m * tile_n,
+        "traffic": float(problem.traffic),
+    }
+
+
+def parts_in_clusters(tiles: int, steps: int, units: int) -> int:
+    """The parts of K that take the least time where the blocks of a cluster compute a tile of C, a part for each.
+
+    A wave of blocks takes as many steps of the kernel's ``tile_k`` as its part has, about six besides, and one for each
+    part whose sums are added.
+
+    Args:
+        tiles: number of tiles of C.
+        steps: number of steps of K.
+        units: number of multiprocessors.
+    """
+
+    def time_of(parts: int) -> int:
+        added = parts if parts > 1 else 0
+        return -(-tiles * parts // resident(parts, units)) * (-(-steps // parts) + 6 + added)
+
+    return min((parts for parts in (1, 2, 4, 8) if parts <= max(1, steps // 4)), key=time_of)
+
+
+def resident(parts: int, units: int) -> int:
+    """The number of blocks that run at a time, in clusters of as many as there are parts.
+
+    A cluster runs within a part of the GPU, whose multiprocessors larger ones rarely fill.
+    """
+    return max(1, units * 10 // 11 if parts > 2 else units)
 
 
 def _panel_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, float]:

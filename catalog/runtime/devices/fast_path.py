@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import Any
@@ -22,8 +22,8 @@ from catalog.schema.problem_form import Form
 from catalog.schema.problem_tensors import Axis, Shape, Strides, TensorForm, bytes_of_element
 from catalog.schema.workspace import Workspace
 
-Maker = Callable[[Shape], Any]
-"""Makes a tensor of a shape."""
+Maker = Callable[..., Any]
+"""Makes a tensor of these extents: PyTorch reads numbers faster than a tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class FastPath:
             (
                 result[name],
                 shapes.of(tensors[name]),
-                means.output(tensors[name].element, name in zeroed),
+                _made_of(means.output(tensors[name].element, name in zeroed), tensors[name]),
                 *_writer(tensors[name].strides),
                 offsets[tensors[name].slot],
             )
@@ -115,7 +115,9 @@ class FastPath:
         self._lists = (arguments.lists_format.pack_into, arguments.lists_offset) if form.blank.lists else None
         self._counted = [(name, tensor) for name, tensor in arguments.extents_of.items() if tensor in names]
 
-    def __call__(self, problem: Problem, given: Mapping[str, Any], workspace: Workspace) -> dict[str, Any] | None:
+    def __call__(
+        self, problem: Problem, given: Mapping[str, Any], workspace_of: Callable[[Any], Workspace]
+    ) -> dict[str, Any] | None:
         """Start the kernels on the tensors; the results, which they write.
 
         None where a tensor is not certainly one that they take: then the checks of a first call must decide. Whether
@@ -124,7 +126,7 @@ class FastPath:
         Args:
             problem: of the form.
             given: the tensors, in the order of the names.
-            workspace: what the stages share.
+            workspace_of: what the stages share, given arguments with the problem's sizes.
 
         Raises:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
@@ -147,15 +149,15 @@ class FastPath:
             write(args, offset, address, *strides_of(strides))
         made = {}
         for name, shape_of, make, strides_of, write, offset in self._outputs:
-            tensor = made[name] = make(shape_of(sizes))
+            tensor = made[name] = make(*shape_of(sizes))
             write(args, offset, tensor.data_ptr(), *strides_of(tensor.stride()))
-        rooms = []
-        for slot, partial in workspace.partials.items():
-            rooms.append(means.scratch(partial.bytes))
-            self._tensor.pack_into(args, self._offsets[slot], rooms[-1].data_ptr(), *partial.strides)
         sizes_of, write, offset = self._sizes
         write(args, offset, *sizes_of(sizes))
-        if workspace.num_splits != 1:
+        if problem.divided:
+            rooms, workspace = [], workspace_of(args)
+            for slot, part in workspace.partials.items():
+                rooms.append(means.scratch(part.bytes))
+                self._tensor.pack_into(args, self._offsets[slot], rooms[-1].data_ptr(), *part.strides)
             args.num_splits = workspace.num_splits
         for name, tensor in self._counted:
             setattr(args, name, given[tensor].shape[0])
@@ -168,6 +170,11 @@ class FastPath:
         for name in self._updated:
             made[name] = given[name]
         return made
+
+
+def _made_of(make: Maker, tensor: TensorForm) -> Maker:
+    """What makes the tensor of its extents, also of none."""
+    return make if tensor.axes else partial(make, ())
 
 
 class _Shapes:

@@ -80,8 +80,8 @@ def torch_outputs(
     }
 
 
-def maker(element: str, zeroed: bool, vendor: Vendor, index: int) -> Callable[[tuple[int, ...]], Any]:
-    """A function that makes PyTorch tensors of a given shape, with this element type; zeros if ``zeroed``."""
+def maker(element: str, zeroed: bool, vendor: Vendor, index: int) -> Callable[..., Any]:
+    """A function that makes PyTorch tensors of a given shape, or of extents; zeros if ``zeroed``."""
     torch = torch_on(vendor)
     make = torch.zeros if zeroed else torch.empty
     return partial(make, dtype=getattr(torch, element), device=place_of(torch, index))

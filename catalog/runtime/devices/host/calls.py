@@ -53,10 +53,10 @@ def _lists(problem: Problem) -> tuple[tuple[int, ...], tuple[Any, ...]]:
 
 
 @cache
-def _maker(element: str, zeroed: bool) -> Callable[[tuple[int, ...]], Any]:
+def _maker(element: str, zeroed: bool) -> Callable[..., Any]:
     torch = imported_torch()
     return partial(torch.zeros if zeroed else torch.empty, dtype=getattr(torch, element), device=torch.device("cpu"))
 
 
 def _scratch(size: int) -> Any:
-    return _maker("uint8", False)((max(1, size),))
+    return _maker("uint8", False)(max(1, size))

@@ -158,7 +158,7 @@ class Attention {
         for (int i = 0; i < count; ++i) {
             const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
             float* const s = scratch.s[i] + whole.begin;
-            BrainPair* const p = scratch.p[i] + whole.begin / 2;
+            auto* const p = scratch.p[i] + whole.begin / Memory::factors;
             const int columns = whole.end - whole.begin;
             float scale = row[i].scale;
             if (!plain || Row::dropout || seen.begin != whole.begin || seen.end != whole.end) {
@@ -169,7 +169,7 @@ class Attention {
             if constexpr (Row::dropout) {
                 scratch.rescale[i] = softmax_row(s, columns, row[i].state);
                 apply_factors(row[i], first_key, whole, scratch.s[i]);
-                round_to_pairs(s, columns, p);
+                round_weights(s, columns, p);
             } else {
                 scratch.rescale[i] = softmax_row(s, columns, scale, row[i].state, p);
             }
@@ -256,6 +256,8 @@ inline bool has_tensors(const catalog_args& args) {
 
 template <class Row, bool partial>
 inline std::int32_t launch_attention(const catalog_args* args) noexcept {
+    if constexpr (std::is_same_v<UnitOf<Row>, HalfPair>)
+        if (!amx::multiplies_halves()) return launch_attention<SplitRow<Row>, partial>(args);
     if (!is_supported<Row>()) return CATALOG_UNSUPPORTED;
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (!has_tensors<Row, partial>(*args)) return CATALOG_BAD_ARGUMENT;

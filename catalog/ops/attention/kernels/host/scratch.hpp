@@ -24,13 +24,13 @@ struct Scratch {
     static_assert(Row::tile_n0 % 16 == 0, "a tile starts where the random numbers of a dropout do");
     static_assert(Row::tile_m0 > 0 && Row::warp_m0 > 0 && Row::warp_m1 > 0);
 
-    // Factors of the packed products.
-    using Unit = std::conditional_t<multiplies_pairs<Row>, BrainPair, float>;
-    static constexpr int factors = multiplies_pairs<Row> ? 2 : 1;
+    using Unit = UnitOf<Row>;
+    static constexpr int factors = Units<Unit>::depth;
 
-    static constexpr int depth = round_up(Row::hdim_q, lanes * factors);
+    static constexpr int whole = multiplies_pairs<Row> ? pairs_deep : lanes;
+    static constexpr int depth = round_up(Row::hdim_q, whole);
     static constexpr int columns = round_up(Row::hdim_v, Row::warp_n1);
-    static constexpr int step = Row::dropout ? std::max(lanes * factors, 16) : lanes * factors;
+    static constexpr int step = Row::dropout ? std::max(whole, 16) : whole;
     static_assert(Row::tile_n0 % step == 0, "a tile is whole steps wide");
 
     // A packed K/V tile serves all query rows of a work item: as many as keep Q and O within half of a 512 KiB L2.

@@ -6,7 +6,7 @@
 #include "host/dtype.hpp"
 #include "host/exp2.hpp"
 #include "host/math.hpp"
-#include "host/units.hpp"
+#include "host/halves.hpp"
 
 namespace catalog::host {
 
@@ -43,9 +43,22 @@ inline float softmax_row(float* scores, int columns, RowState& row) {
 
 #if defined(CATALOG_BRAIN_PAIRS)
 
-// The same for pairs: reads `scale` times the scores, and writes the weights rounded to bf16. Their sum is that of the
-// weights before rounding.
-inline float softmax_row(const float* scores, int columns, float scale, RowState& row, BrainPair* weights) {
+// Two vectors of neighbouring weights as units, rounded: pairs to the type of their factors, parts to 16 bits.
+template <class Unit>
+inline void store_weights(Unit* to, Float low, Float high) {
+    if constexpr (std::is_same_v<Unit, SplitHalf>) {
+        const Parts parts = parts_of(low, high);
+        store(to, parts.upper);
+        store(to + lanes, parts.lower);
+    } else {
+        store(to, pairs_of<Unit>(low, high));
+    }
+}
+
+// The same for pairs: reads `scale` times the scores, and writes the weights rounded. Their sum is that of the weights
+// before rounding.
+template <class Unit>
+inline float softmax_row(const float* scores, int columns, float scale, RowState& row, Unit* weights) {
     Float tile_max = splat(row.max);
     for (int j = 0; j < columns; j += lanes) tile_max = max(tile_max, load(scores + j) * scale);
     const float new_max = reduce_max(tile_max);
@@ -57,15 +70,17 @@ inline float softmax_row(const float* scores, int columns, float scale, RowState
         const Float high = exp2(load(scores + j + lanes) * scale - reference);
         sums[0] += low;
         sums[1] += high;
-        store(weights + j / 2, brain_pairs(low, high));
+        store_weights(weights + j / Units<Unit>::depth, low, high);
     }
     const float rescale = exp2(splat(row.max - reference))[0];
     row = {new_max, row.sum * rescale + reduce_sum(sums[0] + sums[1])};
     return rescale;
 }
 
-inline void round_to_pairs(const float* from, int columns, BrainPair* to) {
-    for (int j = 0; j < columns; j += 2 * lanes) store(to + j / 2, brain_pairs(load(from + j), load(from + j + lanes)));
+template <class Unit>
+inline void round_weights(const float* from, int columns, Unit* to) {
+    for (int j = 0; j < columns; j += 2 * lanes)
+        store_weights(to + j / Units<Unit>::depth, load(from + j), load(from + j + lanes));
 }
 
 #endif

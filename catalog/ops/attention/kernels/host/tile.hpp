@@ -21,12 +21,13 @@ inline void zero_unseen(const Columns* seen, int row, int rows, int block, Colum
 }
 
 // The same for pairs, in whole steps of columns: blocks begin and end with them.
-template <int step>
-inline void zero_unseen(const Columns* seen, int row, int rows, int block, Columns weighed, BrainPair* p) {
+template <int step, class Unit>
+inline void zero_unseen(const Columns* seen, int row, int rows, int block, Columns weighed, Unit* p) {
+    constexpr int factors = Units<Unit>::depth;
     const int begin = seen[std::max(row - block + 1, 0)].begin / step * step;
     const int end = round_up(seen[std::min(row + block - 1, rows - 1)].end, step);
-    std::fill(p + std::min(begin, weighed.begin) / 2, p + weighed.begin / 2, BrainPair{});
-    std::fill(p + weighed.end / 2, p + std::max(end, weighed.end) / 2, BrainPair{});
+    std::fill(p + std::min(begin, weighed.begin) / factors, p + weighed.begin / factors, Unit{});
+    std::fill(p + weighed.end / factors, p + std::max(end, weighed.end) / factors, Unit{});
 }
 
 template <class Row>
@@ -88,12 +89,15 @@ struct PackedTile {
 
 #if defined(CATALOG_BRAIN_PAIRS)
 
-// The packed form for bf16: products of pairs, in vectors or in AMX tiles. Scores are scaled by the softmax.
+// The packed form for bf16, and for fp16 in tiles: products of pairs, in vectors or in AMX tiles. Scores are scaled by the
+// softmax.
 template <class Row>
 struct PairTile {
     using T = typename Row::dtype;
     using Memory = Scratch<Row>;
-    static_assert(std::is_same_v<T, bf16>);
+    using Unit = typename Memory::Unit;
+    static constexpr int factors = Memory::factors, whole = Memory::whole;
+    static_assert(sizeof(T) == 2);
 
     static constexpr bool in_tiles = Row::pipeline == Pipeline::host_amx;
     static constexpr int block_rows = Row::warp_m1;  // of P V
@@ -102,16 +106,16 @@ struct PairTile {
                   "a register block is two tiles by two");
 
     Memory& scratch;
-    const int depth, hdim_v;  // depth: of Q K^T, in pairs, whole vectors
+    const int depth, hdim_v;  // depth: of Q K^T, in units, whole vectors of pairs
 
     static void pack_query(Memory& scratch, std::int64_t row, const T* q, int hdim_q) {
-        for (int d = 0; d < hdim_q; d += 2 * lanes)
-            store(scratch.q[row] + d / 2, load_along<BrainPair>(q + d, hdim_q - d));
+        for (int d = 0; d < hdim_q; d += whole)
+            store_read(scratch.q[row] + d / factors, load_along<ReadUnit<Unit>>(q + d, hdim_q - d), lanes);
     }
 
     PairTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& /*next*/, int hdim_q, int hdim_v)
-        : scratch(scratch), depth(round_up(hdim_q, 2 * lanes) / 2), hdim_v(hdim_v) {
-        pack_transposed<Row::warp_n0, Memory::depth / 2>(tile.keys, tile.count, hdim_q, scratch.k);
+        : scratch(scratch), depth(round_up(hdim_q, whole) / factors), hdim_v(hdim_v) {
+        pack_transposed<Row::warp_n0, Memory::depth / factors>(tile.keys, tile.count, hdim_q, scratch.k);
         pack_columns_of_pairs<Row::warp_n1, Row::tile_n0, Memory::step>(tile.values, tile.count, hdim_v, scratch.v);
     }
 
@@ -125,8 +129,8 @@ struct PairTile {
             const int column = vector * lanes;
             while (seen[begin].end <= column) ++begin;
             while (end < rows && seen[end].begin < column + columns) ++end;
-            const BrainPair* const panel =
-                scratch.k + column / width * width * (Memory::depth / 2) + column % width;
+            const Unit* const panel =
+                scratch.k + column / width * width * (Memory::depth / factors) + column % width;
             if constexpr (in_tiles) {
                 for_tiles(begin / tile_rows * tile_rows, end, [&](auto tiles, int row) {
                     multiply_tiles<false, tiles, vectors>(scratch.q[first_row + row], tiles_of_rows(Memory::row_q),
@@ -145,13 +149,13 @@ struct PairTile {
         constexpr int width = Row::warp_n1;
         if constexpr (in_tiles) rescale(first_row, rows);
         for (int column = 0; column < hdim_v; column += width) {
-            const Rows<const BrainPair> panel{scratch.v + column * (Row::tile_n0 / 2), width};
+            const Rows<const Unit> panel{scratch.v + column * (Row::tile_n0 / factors), width};
             if constexpr (in_tiles) {
                 for_tiles(0, rows, [&](auto tiles, int row) {
                     const auto [begin, end] = units(row, std::min(row + tiles * tile_rows, rows));
-                    multiply_tiles<true, tiles, width / lanes>(scratch.p[row] + begin, tiles_of_rows(Memory::row_p),
-                                                               panel[begin], width, end - begin,
-                                                               scratch.o[first_row + row] + column, Memory::row_o);
+                    multiply_tiles<true, tiles, width / lanes, 0, PartProducts::large>(
+                        scratch.p[row] + begin, tiles_of_rows(Memory::row_p), panel[begin], width, end - begin,
+                        scratch.o[first_row + row] + column, Memory::row_o);
                 });
             } else {
                 for_row_blocks<block_rows>(0, rows, [&](auto block, int row) {
@@ -166,16 +170,16 @@ struct PairTile {
    private:
     // Functions of their own: in a large function, g++ keeps sums of assembly in memory.
     template <int block, int columns>
-    __attribute__((noinline)) static void store_products(const BrainPair* q, const BrainPair* k, int depth, float* s) {
-        multiply_block<block, columns, Memory::row_q, 1>(q, Rows<const BrainPair>{k, Row::warp_n0}, depth,
+    __attribute__((noinline)) static void store_products(const Unit* q, const Unit* k, int depth, float* s) {
+        multiply_block<block, columns, Memory::row_q, 1>(q, Rows<const Unit>{k, Row::warp_n0}, depth,
                                                          store_to<Memory::row_s>(s));
     }
 
     template <int block>
-    __attribute__((noinline)) static void add_products(const BrainPair* p, const BrainPair* v, int depth,
+    __attribute__((noinline)) static void add_products(const Unit* p, const Unit* v, int depth,
                                                        const float* rescale, float* o) {
         multiply_block<block, Row::warp_n1, Memory::row_p, 1>(
-            p, Rows<const BrainPair>{v, Row::warp_n1}, depth, [&](int r, int j, Float sum) {
+            p, Rows<const Unit>{v, Row::warp_n1}, depth, [&](int r, int j, Float sum) {
                 float* to = o + r * Memory::row_o + j;
                 store(to, load(to) * rescale[r] + sum);
             });
@@ -189,10 +193,10 @@ struct PairTile {
                          [&](auto tiles, int tile) { body(tiles, tile * tile_rows); });
     }
 
-    // The pairs of weights of the rows from `row` to `end`.
+    // The units of weights of the rows from `row` to `end`.
     Columns units(int row, int end) const {
         constexpr int step = Memory::step;
-        return {scratch.seen[row].begin / step * step / 2, round_up(scratch.seen[end - 1].end, step) / 2};
+        return {scratch.seen[row].begin / step * step / factors, round_up(scratch.seen[end - 1].end, step) / factors};
     }
 
     void rescale(std::int64_t first_row, int rows) const {

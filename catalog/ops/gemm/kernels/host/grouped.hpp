@@ -21,7 +21,8 @@ struct StreamRow : Row {
 template <class Row, class Unit>
 class GroupedProduct {
     using T = typename Row::dtype;
-    using StreamUnit = std::conditional_t<std::is_same_v<Unit, ByteQuad>, IntegerUnit, Unit>;
+    using StreamUnit = std::conditional_t<std::is_same_v<Unit, ByteQuad>, IntegerUnit,
+                                          std::conditional_t<std::is_same_v<T, fp16>, float, Unit>>;
     using OfFewRows = StreamRow<Row, StreamUnit>;
     static constexpr int few_rows = OfFewRows::tile_m;
     static constexpr std::int64_t most_rows = 4 * Row::tile_m;  // of a part, for which columns of B are packed once

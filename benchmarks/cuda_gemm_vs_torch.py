@@ -1,0 +1,156 @@
+"""Time the catalog's GEMM kernels for NVIDIA GPUs, and cuBLAS by PyTorch, and compare them with targets.
+
+For each product, the kernels that selection considers and cuBLAS take turns on one stream, with none of the operands in
+the L2 cache. Products of few rows also run back to back, each with weights of its own, beside a copy of memory. Every
+answer is checked against PyTorch's before it is timed. See benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda_vs_torch import COPY_BYTES, Row, check, medians, print_row, tensors
+from regret import SPACES, drawn
+
+from catalog import Catalog
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime.plan import Plan
+
+SIZES = (
+    *((size, size, size) for size in (8192, 4096, 2048, 1024)),
+    *((m, 4096, 4096) for m in (16384, 256, 16, 8, 1)),
+    *((64, 4096, 14336), (16, 14336, 4096), (4096, 4096, 131)),
+)
+"""M, N and K."""
+
+FEW_ROWS = 16
+STREAMED_BYTES = 1 << 29
+"""The weights of products that run back to back, in total: many times the L2 cache."""
+
+
+class Bench:
+    """The catalog, and how long and how much to time."""
+
+    def __init__(self, catalog: Catalog, options: argparse.Namespace) -> None:
+        self.catalog = catalog
+        self.candidates: int = options.candidates
+        self.seconds: float = options.seconds
+
+    def plans(self, problem: GemmProblem) -> list[Plan]:
+        """The first plans of the static order."""
+        found = self.catalog.candidates(problem, arch="sm_90", limit=self.candidates, static=True)
+        return [self.catalog.plan(problem, candidate.kernel) for candidate in found]
+
+    def build(self, problems: Sequence[GemmProblem]) -> None:
+        """Compile all plans, on every core."""
+        kernels = {kernel.id: kernel for one in problems for plan in self.plans(one) for kernel in plan.kernels}
+        for failure in self.catalog.builder.build_many(kernels.values()).failures:
+            print(f"{failure.kernel.name}: {failure.error}")
+
+    def cold(self, problem: GemmProblem) -> Row:
+        """TFLOP/s of the first plan, of the best one, and of cuBLAS."""
+        m, n, k = problem.m, problem.n, problem.k
+        a = tensors(m, k)
+        b = tensors(n, k).mT if problem.layout[1] == "c" else tensors(k, n)
+        expected = torch.mm(a, b)
+        given = {"a": a, "b": b.mT if problem.layout[1] == "c" else b}
+        sides: dict[str, Callable[[], Any]] = {}
+        for place, plan in enumerate(self.plans(problem)):
+            c = torch.empty_like(expected)
+            sides[str(place)] = bound = plan.bind(given, outputs={"c": c}).enqueue
+            bound()
+            check(f"gemm {problem.key}", c, expected)
+        sides["cublas"] = partial(torch.mm, a, b, out=expected)
+        times = medians(sides, self.seconds, cold=True)
+        theirs = times.pop("cublas")
+        best = min(times, key=lambda place: times[place])
+        rates = {"ours": times["0"], "best": times[best], "cublas": theirs}
+        figures = {name: problem.flops / ms / 1e9 for name, ms in rates.items()}
+        figures |= {"of cublas": theirs / times["0"], "best of cublas": theirs / times[best], "us": 1e3 * times["0"]}
+        labels = {"m": m, "n": n, "k": k, "layout": problem.layout}
+        name = self.plans(problem)[int(best)].kernels[0].name
+        return Row("cold", labels, figures, {"cublas x 1.0": figures["of cublas"] >= 1}, name)
+
+    def streamed(self, problem: GemmProblem) -> Row:
+        """GB/s of the first plan and of cuBLAS where weights come from memory, product after product, and of a copy."""
+        m, n, k = problem.m, problem.n, problem.k
+        weights = [tensors(n, k) for _ in range(math.ceil(STREAMED_BYTES / (2 * n * k)))]
+        a, c, expected = tensors(m, k), tensors(m, n), tensors(m, n)
+        plan = self.plans(problem)[0]
+        ours = graph_of([plan.bind({"a": a, "b": b}, outputs={"c": c}).enqueue for b in weights])
+        theirs = graph_of([partial(torch.mm, a, b.mT, out=expected) for b in weights])
+        ours()
+        theirs()
+        check(f"gemm {problem.key}", c, expected)
+        source = torch.empty(COPY_BYTES // 2, device="cuda", dtype=torch.uint8)
+        target = torch.empty_like(source)
+        times = medians({"ours": ours, "cublas": theirs, "copy": lambda: target.copy_(source)}, self.seconds)
+        done = {"ours": problem.traffic * len(weights), "cublas": problem.traffic * len(weights), "copy": COPY_BYTES}
+        figures = {f"{name} GB/s": size / times[name] / 1e6 for name, size in done.items()}
+        share = figures["ours GB/s"] / figures["copy GB/s"]
+        figures |= {"of cublas": times["cublas"] / times["ours"], "of copy": share}
+        labels = {"m": m, "n": n, "k": k, "layout": problem.layout}
+        return Row("streamed", labels, figures, {"copy x 0.85": share >= 0.85}, plan.kernels[0].name)
+
+    def rows(self, problems: Sequence[GemmProblem]) -> Iterator[Row]:
+        yield from map(self.cold, problems)
+        for problem in problems:
+            if problem.m <= FEW_ROWS and problem.layout == "rcr" and 2 * problem.n * problem.k >= STREAMED_BYTES // 64:
+                yield self.streamed(problem)
+
+
+def graph_of(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """The calls as one CUDA graph, so that Python is not part of the time."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--candidates", type=int, default=4, help="kernels of each problem; 1: only what is selected")
+    parser.add_argument("--drawn", type=int, default=0, help="also time that many drawn products")
+    parser.add_argument("--seed", type=int, default=7, help="of what is drawn")
+    parser.add_argument("--seconds", type=float, default=0.4, help="total for all sides of one problem")
+    parser.add_argument("--db", type=Path, default=None, help="the catalog")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    options = parser.parse_args()
+    catalog = Catalog(options.db)
+    catalog.populate("sm_90", operation="gemm")
+    listed = [GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=0) for m, n, k in SIZES]
+    space = drawn(SPACES["gemm", "gpu"], options.drawn, options.seed)
+    others = [problem for problem in space if isinstance(problem, GemmProblem)]
+    bench = Bench(catalog, options)
+    bench.build([*listed, *others])
+    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
+    rows = []
+    for row in bench.rows([*listed, *others]):
+        rows.append(row)
+        print_row(row)
+    cold = [row.figures for row in rows if row.scenario == "cold"]
+    for title, of in (("listed", cold[: len(listed)]), ("drawn", cold[len(listed) :])):
+        for figure in ("of cublas", "best of cublas") if of else ():
+            mean = math.exp(sum(math.log(one[figure]) for one in of) / len(of))
+            worst = min(one[figure] for one in of)
+            print(f"{title}: {figure} {mean:.3f} on geometric mean of {len(of)}, worst {worst:.3f}")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

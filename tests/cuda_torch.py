@@ -1,0 +1,132 @@
+"""Products of PyTorch's CUDA tensors on a real GPU of arch sm_90, against PyTorch in float64: make test-cuda."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from cuda_gpu import need_gpu
+
+from catalog.errors import SelectionError
+
+need_gpu()
+torch: Any = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+
+from catalog.torch import conv2d, grouped_mm, linear, matmul  # noqa: E402
+
+ACTIVATIONS: Mapping[Any, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+TYPES = (torch.bfloat16, torch.float16)
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Relative, in the Frobenius norm: a few roundings of a result."""
+
+
+def leaves(*shapes: tuple[int, ...], dtype: Any = torch.bfloat16) -> list[Any]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    return [torch.randn(shape, device="cuda", generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def close(actual: Any, expected: Any) -> bool:
+    assert actual.shape == expected.shape
+    distance = (actual.double() - expected.double()).norm()
+    return bool(distance <= TOLERANCE[actual.dtype] * expected.double().norm())
+
+
+def check(function: Any, expected: Any, tensors: list[Any]) -> None:
+    """The result and the gradients of all tensors."""
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    ours, theirs = function(*tensors), expected(*doubles)
+    assert close(ours, theirs)
+    grad = torch.randn_like(ours)
+    pairs = zip(
+        torch.autograd.grad(ours, tensors, grad), torch.autograd.grad(theirs, doubles, grad.double()), strict=True
+    )
+    assert all(close(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "inner", "outer"), [((3, 70), 264, 520), ((), 1031, 257), ((700,), 4096, 136)])
+def test_linear_and_its_gradients(dtype: Any, rows: tuple[int, ...], inner: int, outer: int) -> None:
+    tensors = leaves((*rows, inner), (outer, inner), (outer,), dtype=dtype)
+    check(linear, functional.linear, tensors)
+    with torch.no_grad():
+        x, weight, bias = tensors
+        expected = functional.linear(x.double(), weight.double(), bias.double())
+        for word, function in ACTIVATIONS.items():
+            assert close(linear(x, weight, bias, word), function(expected))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((300, 200), (200, 100)), ((5, 64, 72), (72, 40)), ((2, 1, 33, 40), (3, 40, 24)), ((40,), (40, 9))]
+)
+def test_matmul_and_its_gradients(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    check(matmul, torch.matmul, leaves(a, b))
+    if len(a) == len(b) == 2:
+        check(lambda a, b: matmul(a.mT, b.mT), lambda a, b: torch.matmul(a.mT, b.mT), leaves(a[::-1], b[::-1]))
+        wide = leaves(tuple(2 * size + 1 for size in a), b)
+        check(
+            lambda a, b: matmul(a[::2, 1::2][: a.shape[0] // 2], b),
+            lambda a, b: a[::2, 1::2][: a.shape[0] // 2] @ b,
+            wide,
+        )
+
+
+def layers(x: Any, *weights: Any) -> Any:
+    for weight in weights:
+        x = linear(x, weight, None, "silu") * 2
+        x = matmul(x, weight)
+    return x
+
+
+@pytest.fixture
+def tensors() -> list[Any]:
+    """For the layers, whose results stay in the range of the type."""
+    return [one.detach() * 0.1 for one in leaves((9, 512), *[(1024, 512)] * 4)]
+
+
+def test_products_that_follow_each_other_are_the_same_bits_in_every_run(tensors: list[Any]) -> None:
+    first = layers(*tensors)
+    x, *weights = (one.double() for one in tensors)
+    for weight in weights:
+        x = functional.silu(x @ weight.mT) * 2 @ weight
+    assert (first.double() - x).norm() < 3e-2 * x.norm()
+    for _ in range(20):
+        assert torch.equal(layers(*tensors), first)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layers(*tensors)
+    for _ in range(20):
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, first)
+
+
+def test_compiled_graphs_keep_the_operator(tensors: list[Any]) -> None:
+    for tensor in tensors:
+        tensor.requires_grad_()
+    compiled = torch.compile(layers, fullgraph=True, backend="aot_eager")
+    results = [function(*tensors) for function in (compiled, layers)]
+    assert close(*results)
+    grads = zip(*(torch.autograd.grad(result.sum(), tensors) for result in results), strict=True)
+    assert all(close(one, other) for one, other in grads)
+
+
+def test_autocast() -> None:
+    x, weight = (one.float() for one in leaves((8, 64), (32, 64)))
+    with torch.autocast("cuda", torch.bfloat16):
+        assert close(linear(x, weight), functional.linear(x.double(), weight.double()))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: linear(x.float(), x.float()), "torch.matmul may do"),
+        (lambda x: grouped_mm(x, x.T[None], torch.tensor([4], dtype=torch.int32, device="cuda")), "groups"),
+        (lambda x: conv2d(x[None, None], x[None, None, :3, :3]), "convolution kernels for sm_90"),
+    ],
+)
+def test_what_no_kernel_computes_is_a_message(call: Any, message: str) -> None:
+    with pytest.raises(SelectionError, match=message):
+        call(leaves((4, 16))[0].detach())

@@ -46,9 +46,9 @@ ROWS = 8
 
 STRICTER = {
     "keys_fill_threads", "keys_fill_async_loads", "keys_fill_wide_async_loads",
-    "keys_fill_transposing_loads", "waves_power_of_two",
+    "keys_fill_transposing_loads", "waves_power_of_two", "dropout_of_wide_warp_tiles",
 }  # fmt: skip
-"""Rules that also refuse rows that compile: the kernel would leave out keys or share tiles unevenly."""
+"""Rules that also refuse rows that compile: the kernel would leave out keys, share tiles unevenly or overrun LDS."""
 
 INSTANCES = {Family.FWD_SPLITKV: "true, false", Family.FWD_SPLITKV_COMBINE: "3"}
 """Which of a row's kernels is compiled, as arguments of the template ``Instance``; other rows have a single kernel."""

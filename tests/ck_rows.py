@@ -157,7 +157,9 @@ def test_gemm_rows_of_every_family(catalog: Catalog, space: str, revision: str, 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
 def test_the_gemm_fallback(catalog: Catalog, arch: str) -> None:
     revision, where = operation("gemm").fallback()
-    catalog.populate(arch, revision=revision, operation="gemm", restriction=Restriction(where, ("universal",)))
+    catalog.populate(
+        arch, revision=revision, operation="gemm", restriction=Restriction(where=where, families=("universal",))
+    )
     [kernel] = catalog.kernels(where, arch=arch, operation="gemm")
     try:
         check(catalog, kernel)

@@ -23,11 +23,14 @@ from catalog.errors import ProblemError, TensorError
 from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime import memory
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import device
 from catalog.runtime.devices.host.device import cpu_features, host_archs, why_unavailable
+from catalog.runtime.elements import element_type
 from catalog.runtime.guard import guarded_problem
 from catalog.runtime.inputs import make_inputs
+from catalog.runtime.validate import run_problem
 from catalog.schema.kernel import Kernel
 
 SEED = 2026
@@ -78,6 +81,43 @@ def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
 
 def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     check(catalog, rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0], 40)
+
+
+FLOATS = (("fp8", "rcr"), ("fp8", "rrr"), ("bf8", "rcr"), ("bf8", "rrr"))
+
+
+@pytest.mark.parametrize(("dtype", "layout"), slow_but(FLOATS[:1], FLOATS))
+def test_streams_read_every_8_bit_float_exactly(catalog: Catalog, dtype: str, layout: str) -> None:
+    """A sum of zeros and one element of B, which fp16 can hold; NaN and infinity too. One row and several."""
+    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND pipeline = 'host_stream' AND family = 'universal'"
+    kernel = rows(catalog, wanted)[0]
+    for m in (1, 3):
+        problem = GemmProblem(m=m, n=256, k=70, dtype=dtype, layout=layout)
+        b = np.zeros((256, 70), np.uint8)
+        b[np.arange(256), np.arange(256) % 70] = np.arange(256)
+        b = b if layout == "rcr" else np.ascontiguousarray(b.T)
+        element = element_type(problem, "b")
+        result = catalog.plan(problem, kernel).run(a=np.ones((m, 70), element), b=b.view(element))
+        expected = np.arange(256, dtype=np.uint8).view(element).astype(np.float32)
+        np.testing.assert_array_equal(result.outputs["c"].astype(np.float32), np.tile(expected, (m, 1)))
+
+
+def test_work_counts_parts_of_k_and_whole_tiles_of_threads(catalog: Catalog) -> None:
+    """The busiest of two threads has two of three tiles, and two of four; sums of parts are added."""
+    wanted = "dtype = 'fp32' AND layout = 'rcr' AND family = 'universal' AND pipeline"
+    stream, panel = (rows(catalog, f"{wanted} = '{pipeline}'")[0] for pipeline in ("host_stream", "host_panel"))
+
+    def work(kernel: Kernel, units: int, **sizes: Any) -> dict[str, float]:
+        found = GEMM.work(GemmProblem(m=4, dtype="fp32", **sizes), kernel, units)
+        return {name.split()[1]: amount for name, amount in found.items()}
+
+    assert work(stream, 2, n=192, k=512)["held"] == work(stream, 2, n=256, k=512)["held"]
+    assert work(stream, 1, n=192, k=512)["held"] == 0.75 * work(stream, 1, n=256, k=512)["held"]
+    for kernel in (stream, panel):
+        whole, parts = work(kernel, 1, n=256, k=4096), work(kernel, 1, n=256, k=4096, k_batch=3)
+        assert (whole["parts"], parts["parts"]) == (0, 2 * 4 * 256)
+        chosen = work(kernel, 8, n=64, k=4096, k_batch=0)
+        assert chosen["parts"] > 0, "one tile for eight threads"
 
 
 def test_groups_are_products_of_their_own(catalog: Catalog) -> None:
@@ -284,10 +324,21 @@ def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
 # What commands do
 
 
+def test_a_reference_that_does_not_fit_is_refused_before_the_run(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C in float64 takes four times as much memory as in fp16."""
+    problem = GemmProblem(m=340, n=340, k=4)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 2**20)
+    memory.check_memory(problem)
+    with pytest.raises(ProblemError, match=r"float64 reference needs 1,161,440 bytes.*1,048,576 bytes of memory"):
+        run_problem(catalog, problem, arch="host", seed=0, repeats=1, validate=True)
+
+
 @pytest.mark.parametrize("amx_bf16", [False, True])
 def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are multiplied in AMX tiles where the CPU has them for the type. A short depth is not worth a stream along
-    B's columns; a stream converts fp8 again for every four rows, which a copy in the cache does not.
+    """Others are multiplied in AMX tiles where the CPU has them for the type. A short depth, or a B that stays in the
+    cache, is not worth a stream along B's columns; one across them converts fp8 again for every four rows.
     """
     in_tiles = amx_bf16 and ARCHES[0] == "x86_64_v4"
     monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())
@@ -296,16 +347,18 @@ def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: py
         (best,) = catalog.candidates(GemmProblem(m=m, n=4096, k=4096, dtype="bf16"), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline
     for sizes, pipeline in (
-        ({"m": 17, "k": 4096, "dtype": "int8"}, "host_panel"),
-        ({"m": 4, "k": 128, "dtype": "bf16"}, "host_stream"),
-        ({"m": 4, "k": 127, "dtype": "bf16"}, many),
+        ({"m": 65, "k": 4096, "dtype": "int8"}, "host_panel"),
+        ({"m": 17, "k": 4096, "dtype": "int8"}, "host_stream" if ARCHES[0] == "x86_64_v4" else "host_panel"),
+        ({"m": 4, "k": 64, "dtype": "bf16"}, "host_stream"),
+        ({"m": 4, "k": 63, "dtype": "bf16"}, many),
+        ({"m": 9, "n": 256, "k": 1023, "dtype": "bf16"}, many),
         ({"m": 4, "k": 64, "dtype": "fp32"}, "host_stream"),
         ({"m": 16, "k": 16, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
-        ({"m": 4, "k": 256, "dtype": "fp8"}, "host_stream"),
-        ({"m": 5, "k": 256, "dtype": "fp8"}, many),
-        ({"m": 5, "k": 4096, "dtype": "fp8"}, "host_stream"),
+        ({"m": 4, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream"),
+        ({"m": 5, "k": 256, "dtype": "fp8", "layout": "rrr"}, many),
+        ({"m": 5, "k": 4096, "dtype": "fp8", "layout": "rrr"}, "host_stream"),
     ):
-        (best,) = catalog.candidates(GemmProblem(n=4096, **sizes), limit=1)
+        (best,) = catalog.candidates(GemmProblem(**{"n": 4096} | sizes), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline, sizes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 from collections.abc import Mapping
@@ -52,6 +53,22 @@ def check_memory(problem: Problem) -> None:
     if needed_bytes(problem) > memory_bytes():
         tensors = {name: tensor.bytes for name, tensor in problem.tensors.items() if not tensor.optional}
         _check(problem, {**tensors, **_workspace(problem, 0)}, _at_least_one(problem, 0))
+
+
+def check_reference(problem: Problem) -> None:
+    """Check that the outputs in float64, which a run is compared with, fit into memory beside the tensors of the run.
+
+    Raises:
+        ProblemError: they do not fit; the message says how many bytes the comparison needs.
+    """
+    outputs = [tensor for tensor in problem.tensors.values() if tensor.role in ("output", "updated")]
+    needed = needed_bytes(problem) + sum(8 * math.prod(tensor.shape) for tensor in outputs)
+    if needed > memory_bytes():
+        raise ProblemError(
+            f"the comparison with the float64 reference needs {needed:,} bytes, and this process may use "
+            f"{memory_bytes():,} bytes of memory",
+            hint="Run the problem without validation, or validate a smaller one.",
+        )
 
 
 def check_room(problem: Problem, num_splits: int = 0) -> None:

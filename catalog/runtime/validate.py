@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.backends import backend_of
 from catalog.ops import operation_of
 from catalog.runtime.inputs import make_inputs
+from catalog.runtime.memory import check_memory, check_reference
 from catalog.runtime.tensors import Array
 from catalog.runtime.tolerance import Tolerance, max_error
 from catalog.schema.problem import Problem
@@ -116,8 +117,11 @@ def run_problem(
     """Select, build and run ``problem`` on seeded random inputs; return what to print, and whether it passed.
 
     Raises:
-        CatalogError: as :meth:`Catalog.select` and :meth:`Plan.run`.
+        CatalogError: as :meth:`Catalog.select` and :meth:`Plan.run`; or there is too little memory.
     """
+    check_memory(problem)
+    if validate:
+        check_reference(problem)
     plan = catalog.select(problem, arch=arch, revision=revision)
     expected = Expected(problem, make_inputs(problem, seed), plan.arch)
     result = plan.run(expected.given(), repeats=repeats)

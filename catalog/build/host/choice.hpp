@@ -31,9 +31,9 @@ inline catalog_status with_units(Multiply multiply) {
             return multiply(UnitType<std::conditional_t<integers, ByteQuad, BrainPair>>{});
 #endif
 #if defined(CATALOG_BRAIN_PAIRS)
-    constexpr bool dots = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
-    if constexpr (dots && !in_tiles)
-        if (Units<Dot>::is_supported()) return multiply(UnitType<Dot>{});
+    constexpr bool of_tables = std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
+    if constexpr ((integers || std::is_same_v<T, bf16> || of_tables) && !in_tiles)
+        if (Units<Dot>::is_supported() && (!of_tables || has_byte_tables())) return multiply(UnitType<Dot>{});
 #endif
     if constexpr (in_tiles)
         return CATALOG_UNSUPPORTED;

@@ -167,6 +167,13 @@ struct Units<ByteQuad> {
 #endif
 };
 
+// Whether this CPU makes bf16 of 8-bit floats as fast as it multiplies them: on x86 it looks bytes up in tables of 128.
+#if defined(__AVX512F__)
+inline bool has_byte_tables() { return __builtin_cpu_supports("avx512vbmi"); }
+#else
+inline bool has_byte_tables() { return true; }
+#endif
+
 #if defined(CATALOG_BRAIN_PAIRS)
 
 typedef std::uint16_t Words __attribute__((vector_size(vector_bytes)));
@@ -219,7 +226,7 @@ inline Bits halves(const std::int8_t* from) { return (Bits)load_signed(from) & 0
 // A vector of elements as the first factors of units, whose other bits are 0.
 template <class Unit, class T>
 inline Bits factors_of(const T* from) {
-    if constexpr (std::is_same_v<Unit, ByteQuad>)
+    if constexpr (Units<Unit>::depth == 4)
         return halves(from) & 0xff;
     else
         return halves(from);

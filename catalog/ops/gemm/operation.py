@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
 
-_LEAST_DEPTH = 1024
-"""Minimum depth of a part of K for it to be worth a pass over C of its own."""
-
 
 class Gemm(Operation):
     """General matrix multiplication: rows of the tile engine and of the dispatcher, and kernels of our own for CPUs and
@@ -80,17 +77,10 @@ class Gemm(Operation):
         return work_of(problem, kernel, units)
 
     def splits(self, problem: GemmProblem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
-        """As the problem states; otherwise enough parts of K for tiles of C to keep ``threads`` busy."""
-        if problem.k_batch != 0:
-            return problem.k_batch
-        algorithm = kernels[0].algorithm
-        tiles = -(-problem.m // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
-        if whole_waves:
-            from catalog.ops.gemm.work import parts_in_clusters
+        """As :func:`catalog.ops.gemm.parts.parts_of`."""
+        from catalog.ops.gemm.parts import parts_of
 
-            return parts_in_clusters(tiles, -(-problem.k // algorithm.tile_k), threads)
-        parts: int = min(threads // max(1, tiles), problem.k // _LEAST_DEPTH)
-        return max(1, parts)
+        return parts_of(problem, kernels[0].algorithm, threads, whole_waves=whole_waves)
 
     def stated_splits(self, problem: GemmProblem) -> int:
         """Its ``k_batch``."""

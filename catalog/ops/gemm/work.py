@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from catalog.backends import backend_of
+from catalog.ops.gemm.parts import parts_in_clusters, parts_of, resident
 from catalog.ops.gemm.traits import Pipeline
 from catalog.schema.problem_tensors import bytes_of_element
 
@@ -37,13 +39,15 @@ def work_of(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, f
 def _gpu_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, float]:
     """Terms for blocks of a grid: whole tiles of C, in waves of which the last one is partly empty.
 
-    A row of tiles reads all of B, a column of tiles all of A.
+    A row of tiles reads all of B, a column of tiles all of A. A part of K is a tile of its own, whose sums are added.
     """
     algorithm = kernel.algorithm
     tile_m, tile_n = max(1, algorithm.tile_m), max(1, algorithm.tile_n)
     m, n, k = _extents(problem)
+    parts = _parts(problem, kernel, units)
+    k = -(-k // parts)
     down, across, deep = -(-m // tile_m), -(-n // tile_n), -(-k // max(1, algorithm.tile_k))
-    tiles = down * across * _products(problem)
+    tiles = down * across * _products(problem) * parts
     area = tile_m * tile_n * k
     return {
         "launch": 1.0,
@@ -53,6 +57,7 @@ def _gpu_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str,
         "waves": math.ceil(tiles / (units * max(1, algorithm.block_per_cu))) * area,
         "busiest": math.ceil(tiles / units) * area,
         "depth": float(k),
+        "parts": (parts - 1) * tile_m * tile_n * math.ceil(tiles / units),
         "read_a": tiles * tile_m * k / units,
         "read_b": tiles * tile_n * k / units,
         "flops": problem.flops / units,
@@ -92,49 +97,24 @@ def _cluster_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[
     }
 
 
-def parts_in_clusters(tiles: int, steps: int, units: int) -> int:
-    """The parts of K that take the least time where the blocks of a cluster compute a tile of C, a part for each.
-
-    A wave of blocks takes as many steps of the kernel's ``tile_k`` as its part has, about six besides, and one for each
-    part whose sums are added.
-
-    Args:
-        tiles: number of tiles of C.
-        steps: number of steps of K.
-        units: number of multiprocessors.
-    """
-
-    def time_of(parts: int) -> int:
-        added = parts if parts > 1 else 0
-        return -(-tiles * parts // resident(parts, units)) * (-(-steps // parts) + 6 + added)
-
-    return min((parts for parts in (1, 2, 4, 8) if parts <= max(1, steps // 4)), key=time_of)
-
-
-def resident(parts: int, units: int) -> int:
-    """The number of blocks that run at a time, in clusters of as many as there are parts.
-
-    A cluster runs within a part of the GPU, whose multiprocessors larger ones rarely fill.
-    """
-    return max(1, units * 10 // 11 if parts > 2 else units)
-
-
 def _panel_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, float]:
     """Terms of the product by packed panels: A and B are copied, then multiplied in register tiles."""
     algorithm = kernel.algorithm
     m, n, k = _extents(problem)
+    parts = _parts(problem, kernel, units)
     share = _products(problem) / units
     panels = -(-n // max(1, algorithm.warp_tile_n)) * max(1, algorithm.warp_tile_n)
-    steps = -(-k // max(1, algorithm.tile_k))
+    steps = parts * -(-k // (parts * max(1, algorithm.tile_k)))
     depth = panels * k * share
     whole, half, single = _blocks(m, max(1, algorithm.warp_tile_m))
     return {
         "launch": 1.0,
-        "products": _products(problem) / units,
+        "products": _products(problem) * parts / units,
         "whole": whole * depth,
         "half": half * depth,
         "single": single * depth,
         "sums": m * panels * steps * share,
+        "parts": m * n * (parts - 1) * share,
         "results": m * n * share,
         "tasks": -(-m // max(1, algorithm.tile_m)) * (steps + -(-n // max(1, algorithm.tile_n))) * share,
         "copied_a": m * k * share,
@@ -145,38 +125,75 @@ def _panel_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[st
 
 
 def _stream_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, float]:
-    """Terms of the product of few rows: B is read once for each tile of rows, straight from the tensor."""
+    """Terms of the product of few rows: B is read once for each tile of rows, straight from the tensor.
+
+    Threads take tiles of columns: the busiest one has a whole number of them.
+    """
     algorithm = kernel.algorithm
     m, n, k = _extents(problem)
-    share = _products(problem) / units
-    tile, register = max(1, algorithm.tile_m), max(1, algorithm.warp_tile_m)
-    passes, steps = -(-m // tile), -(-k // max(1, algorithm.tile_k))
-    tiles, rest = divmod(m, tile)
-    whole, half, single = (
-        tiles * full + part for full, part in zip(_blocks(tile, register), _blocks(rest, register), strict=True)
-    )
-    strip = max(_LANES, algorithm.warp_tile_n)
-    along = problem.layout[1] == "c"  # vectors along the depth of B, otherwise across its columns
-    if along:
-        depth, edge, unaligned = n * -(-k // _LANES) * _LANES * share, m * (n % (strip // _LANES)) * k * share, 0.0
-    else:
-        depth, edge = -(-n // strip) * strip * k * share, passes * bool(n % strip) * strip * k * share
-        unaligned = bool(n % _LANES) * m * n * k * share
+    parts = _parts(problem, kernel, units)
+    tile = max(1, algorithm.tile_m)
+    tiles = -(-n // max(1, algorithm.tile_n)) * _products(problem) * parts
+    share = _products(problem) * math.ceil(tiles / units) / tiles
+    passes = -(-m // tile)
+    of_layout = _along_work if problem.layout[1] == "c" else _across_work
+    terms = {name: amount * share for name, amount in of_layout(m, n, k, parts, kernel).items()}
     return {
         "launch": 1.0,
-        "products": _products(problem) / units,
-        "whole": whole * depth,
-        "half": half * depth,
-        "single": single * depth,
-        "edge": edge,
-        "unaligned": unaligned,
-        "sums": m * n * steps * share,
+        "products": _products(problem) * parts / units,
+        **terms,
+        "parts": m * n * (parts - 1) * share,
         "results": m * n * share,
-        "copied_a": m * k * share,
+        "copied_a": float(m * k * math.ceil(_products(problem) / units)),
         "read_b": passes * n * k * share,
         "far": passes * _beyond(problem, _NEAR_BYTES) * share,
         "farther": passes * _beyond(problem, _FAR_BYTES) * share,
     }
+
+
+def _along_work(m: int, n: int, k: int, parts: int, kernel: GemmKernel) -> dict[str, float]:
+    """Vectors along the depth of B, whose lanes rows share: the next power of two of rows, or whole register tiles."""
+    algorithm = kernel.algorithm
+    register = max(1, algorithm.warp_tile_m)
+    whole, rest = divmod(m, register)
+    held = 1 << (rest - 1).bit_length() if rest else 0
+    depth = n * parts * -(-k // (parts * _LANES)) * _LANES
+    steps = parts * -(-k // (parts * max(1, algorithm.tile_k)))
+    tiles = whole + bool(rest)
+    return {
+        "whole": whole * register * depth,
+        "held": held * depth,
+        "tiles": tiles * depth,
+        "alone": depth * (m == 1),
+        "sums": n * tiles * steps,
+        "edge": float(m * (n % max(1, algorithm.warp_tile_n)) * k),
+    }
+
+
+def _across_work(m: int, n: int, k: int, parts: int, kernel: GemmKernel) -> dict[str, float]:
+    """Strips of columns of B, a register tile of rows at a time."""
+    algorithm = kernel.algorithm
+    tile, register, strip = max(1, algorithm.tile_m), max(1, algorithm.warp_tile_m), max(_LANES, algorithm.warp_tile_n)
+    tiles, rest = divmod(m, tile)
+    whole, half, single = (
+        tiles * full + part for full, part in zip(_blocks(tile, register), _blocks(rest, register), strict=True)
+    )
+    depth = -(-n // strip) * strip * k
+    return {
+        "whole": whole * depth,
+        "half": half * depth,
+        "single": single * depth,
+        "sums": m * n * parts * -(-k // (parts * max(1, algorithm.tile_k))),
+        "edge": -(-m // tile) * bool(n % strip) * strip * k,
+        "unaligned": bool(n % _LANES) * m * n * k,
+    }
+
+
+def _parts(problem: GemmProblem, kernel: GemmKernel, units: int) -> int:
+    """The parts of K; a grouped product has one."""
+    if problem.groups is not None:
+        return 1
+    return parts_of(problem, kernel.algorithm, units, whole_waves=backend_of(kernel.arch).whole_waves)
 
 
 def _products(problem: GemmProblem) -> int:

@@ -14,8 +14,8 @@ template <class Row, class Unit>
 struct StreamRow : Row {
     static constexpr bool in_tiles = false;
     static constexpr int tile_m = (Row::b_along ? 64 : 32) / Units<Unit>::depth;
-    static constexpr int tile_n = Row::b_along ? 64 : 1024, tile_k = Row::b_along ? 512 : 16;
-    static constexpr int warp_tile_m = 4, warp_tile_n = lanes < 16 ? 16 : 64;
+    static constexpr int tile_n = Row::b_along ? 64 : 1024, tile_k = Row::b_along ? 1024 : 16;
+    static constexpr int warp_tile_m = Row::b_along ? 16 : 4, warp_tile_n = Row::b_along ? 8 : lanes < 16 ? 16 : 64;
 };
 
 template <class Row, class Unit>

@@ -4,47 +4,36 @@
 #include <algorithm>
 #include <atomic>
 
+#include "along.hpp"
 #include "epilogue.hpp"
 #include "host/gemm.hpp"
 #include "host/threads.hpp"
 
 namespace catalog::host {
 
-// B by rows: row k of units is `depth` rows of elements.
-template <class Unit, class T>
-struct RowsAcross {
-    struct Columns {
-        const T* from;
-        std::int64_t stride;
-
-        Columns operator+(int columns) const { return {from + columns, stride}; }
-        friend auto load(Columns columns) {
-            return load_across<Unit>(columns.from, columns.stride, Units<Unit>::depth, lanes);
-        }
-    };
-
-    const T* data;
-    std::int64_t stride;
-
-    Columns operator[](std::int64_t k) const { return {data + k * Units<Unit>::depth * stride, stride}; }
-};
-
-template <class Row, class Unit>
+template <class Row, class OfPanels>
 class StreamProduct {
     using T = typename Row::dtype;
+    using Unit = typename Streamed<OfPanels>::type;
     using Vector = typename Units<Unit>::Sum;
     using Sum = std::conditional_t<std::is_same_v<Vector, Float>, float, std::int32_t>;
     static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
-    static constexpr int strip = Row::warp_tile_n, vectors = strip / lanes, step = Row::tile_k / factors;
-    static_assert(!Row::b_along || step % lanes == 0, "a vector of units belongs to one step");
-    static_assert(tile_n % strip == 0 && strip % lanes == 0 && tile_m % lanes == 0, "tiles are whole vectors");
+    static constexpr int step = Row::tile_k / factors;
 
     static constexpr std::int64_t kept_units = 8 << 20;  // room for more is freed after a launch
+
+    // B by columns: a group of columns is multiplied at a time.
+    static constexpr int group = Row::warp_tile_n, height = std::min<int>(Row::warp_tile_m, lanes);
+    static constexpr int tiles_of_rows = (tile_m + height - 1) / height;
+
+    // B by rows: a strip of columns is multiplied at a time.
+    static constexpr int strip = Row::warp_tile_n, vectors = std::max(strip / lanes, 1);
 
     struct Scratch {
         static constexpr int row_s = tile_n + 16;
         alignas(64) Sum sums[tile_m * row_s];
-        alignas(64) Unit b[Row::b_along ? 1 : step * strip];  // a strip at the edge
+        Vector of_columns[Row::b_along ? tiles_of_rows * group : 1];
+        alignas(64) Unit b[Row::b_along ? 1 : step * strip];
     };
 
    public:
@@ -54,9 +43,8 @@ class StreamProduct {
     static std::int64_t tiles(const catalog_args& args) { return (args.n + tile_n - 1) / tile_n; }
 
     catalog_status run() {
-        row_a = (units + lanes - 1) / lanes * lanes + 16;
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
-        packed_a = room.reserve(Row::b_along ? tile_m * row_a : units * tile_m);
+        packed_a = room.reserve(Row::b_along ? tiles_of_rows * units_of_tile() : units * tile_m);
         if (!packed_a) return CATALOG_NO_MEMORY;
         for (std::int64_t row = 0; row < args.m; row += tile_m)
             multiply_rows(row, static_cast<int>(std::min<std::int64_t>(tile_m, args.m - row)));
@@ -68,9 +56,9 @@ class StreamProduct {
     void multiply_rows(std::int64_t row, int rows) {
         const auto from = factor_of<Row::a_along, T>(args.a, batch).from(row, 0);
         if constexpr (Row::b_along)
-            pack_rows<Unit>(from, rows, args.k, packed_a, row_a);
+            pack_along(from, rows);
         else
-            pack_depth<Unit, tile_m, tile_m>(from, rows, args.k, packed_a);
+            pack_across(from, rows);
         parallel_for(args, threads, tiles(args), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) {
@@ -79,8 +67,6 @@ class StreamProduct {
             }
             const std::int64_t column = item * tile_n;
             const int columns = static_cast<int>(std::min<std::int64_t>(tile_n, args.n - column));
-            for (int i = 0; i < rows; ++i)
-                std::fill_n(scratch->sums + i * Scratch::row_s, round_up(columns, strip), Sum{});
             if constexpr (Row::b_along)
                 multiply_along(*scratch, column, rows, columns);
             else
@@ -89,53 +75,85 @@ class StreamProduct {
         });
     }
 
-    // Columns of B are contiguous: each sum has a vector of partial sums along the depth. While all rows use some columns
-    // to a depth of tile_k, what follows is prefetched.
+    // Columns of B are contiguous.
+    using OfB = ColumnsOfB<Unit, T>;
+    static_assert(!Row::b_along || Row::tile_k % OfB::whole == 0, "what is read at a time belongs to one step");
+
+    std::int64_t units_of_tile() const { return (args.k + OfB::whole - 1) / OfB::whole * OfB::whole / factors * height; }
+
+    void pack_along(Factor<Row::a_along, T> from, int rows) {
+        for (int i = 0; i < tiles_of_rows && i * height < rows; ++i) {
+            tiles_of_a[i].units = packed_a + i * units_of_tile();
+            tiles_of_a[i].pack(from.from(i * height, 0), std::min(height, rows - i * height), args.k, OfB::whole);
+        }
+    }
+
     void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
-        const Rows<const T> b{factor_of<true, T>(args.b, batch).from(first_column, 0).data, args.b.stride_outer};
-        const int blocks = (rows + Row::warp_tile_m - 1) / Row::warp_tile_m;
-        // With one block of rows, B is read steadily, and the CPU's own prefetching is better.
-        const int asked = blocks > 1 ? vectors * lanes * factors / blocks : 0;
-        for_blocks<vectors, 1>(0, columns, [&](auto width, int j) {
+        const auto b = factor_of<true, T>(args.b, batch).from(first_column, 0);
+        const int tiles = (rows + height - 1) / height;
+        for_blocks<group, 1>(0, columns, [&](auto width, int column) {
+            for (int tile = 0; tile < tiles; ++tile)
+                std::fill_n(scratch.of_columns + tile * width, width, tiles_of_a[tile].start);
+            const bool has_next = first_column + column + 2 * width <= args.n;
             for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
-                const auto depth_from = [&](std::int64_t first) {
-                    return static_cast<int>(std::min<std::int64_t>(Row::tile_k, args.k - first));
-                };
-                const std::int64_t next = k + Row::tile_k;
-                const bool deeper = next < args.k;
-                const int after = deeper ? j : j + width;
-                Lines<Rows<const T>> lines({b.data + (deeper ? next : 0), b.stride}, after,
-                                           std::min(after + vectors, columns), depth_from(deeper ? next : 0));
-                for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto height, int i) {
-                    multiply_vectors<height, width>(packed_a + i * row_a + k / factors, b.data + j * b.stride + k,
-                                                    depth_from(k), lines, asked,
-                                                    scratch.sums + i * Scratch::row_s + j);
+                const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
+                for (int tile = 0; tile < tiles; ++tile) {
+                    const RowsOfA<Unit>& a = tiles_of_a[tile];
+                    const OfB of_b{b.data + column * b.stride + k, b.stride, has_next && tile == 0 ? width * b.stride : 0};
+                    with_rows(a.rows, [&](auto held) {
+                        of_b.template multiply<held, width>(a.units + k / factors * held, depth,
+                                                            scratch.of_columns + tile * width);
+                    });
+                }
+            }
+            for (int tile = 0; tile < tiles; ++tile) {
+                const int first = tile * height, count = std::min(height, rows - first);
+                with_rows(tiles_of_a[tile].rows, [&](auto held) {
+                    sums_of_rows<held>(scratch.of_columns + tile * width, width, count,
+                                       scratch.sums + first * Scratch::row_s + column);
                 });
             }
         });
     }
 
-    template <int rows, int columns, class Next>
-    void multiply_vectors(const Unit* a, const T* b, int depth, Next& next, int asked, Sum* sums) const {
-        Vector sum[rows][columns] = {};
-        for (int k = 0; k < depth; k += lanes * factors) {
-            next.ask(asked);
-            typename Units<Unit>::Vector of_b[columns];
-#pragma GCC unroll 4
-            for (int j = 0; j < columns; ++j) of_b[j] = load_along<Unit>(b + j * args.b.stride_outer + k, depth - k);
-#pragma GCC unroll 16
-            for (int i = 0; i < rows; ++i) {
-                const auto of_a = load(a + i * row_a + k / factors);
-#pragma GCC unroll 4
-                for (int j = 0; j < columns; ++j) Units<Unit>::multiply_add(sum[i][j], of_a, of_b[j]);
-            }
+    // Calls body(std::integral_constant<int, rows>) for a power of two.
+    template <int rows = height, class Body>
+    static void with_rows(int held, Body body) {
+        if (held == rows)
+            body(std::integral_constant<int, rows>{});
+        else if constexpr (rows > 1)
+            with_rows<rows / 2>(held, body);
+    }
+
+    template <int held>
+    static void sums_of_rows(const Vector* of_columns, int columns, int rows, Sum* to) {
+        for (int column = 0; column < columns; ++column) {
+            Sum lane[lanes];
+            store(lane, sum_of_spans<lanes / held>(of_columns[column]));
+            for (int row = 0; row < rows; ++row) to[row * Scratch::row_s + column] = lane[row * (lanes / held)];
         }
-        for (int i = 0; i < rows; ++i)
-            for (int j = 0; j < columns; ++j) sums[i * Scratch::row_s + j] += reduce_sum(sum[i][j]);
     }
 
     // Rows of B are contiguous: a few at a time in strips of columns, which are copied only where they are not whole.
+    using Reader = RowReader<Unit, T>;
+    static_assert(Row::b_along || (tile_n % strip == 0 && vectors % Reader::vectors == 0 && tile_m % lanes == 0),
+                  "tiles are whole vectors");
+
+    void pack_across(Factor<Row::a_along, T> from, int rows) {
+        pack_depth<Unit, tile_m, tile_m>(from, rows, args.k, packed_a);
+        std::fill_n(start, tile_m, Sum{});
+        if constexpr (offset_of<Unit> != 0)
+            for (int row = 0; row < tile_m; row += lanes) {
+                Vector of_offset = {};
+                for (std::int64_t k = 0; k < units; ++k)
+                    Units<Unit>::multiply_add(of_offset, load(packed_a + k * tile_m + row), Bits{} + offset_of<Unit>);
+                store(start + row, Vector{} - of_offset);
+            }
+    }
+
     void multiply_across(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
+        for (int i = 0; i < rows; ++i)
+            std::fill_n(scratch.sums + i * Scratch::row_s, round_up(columns, strip), start[i]);
         const auto b = factor_of<false, T>(args.b, batch);
         for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
             const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
@@ -143,26 +161,56 @@ class StreamProduct {
             for (int j = 0; j < columns; j += strip) {
                 const auto from = b.from(first_column + j, k);
                 const bool whole = j + strip <= columns && depth % factors == 0;
-                if (!whole) pack_depth<Unit, strip, strip>(from, std::min(strip, columns - j), depth, scratch.b);
+                const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k * b.stride : 0;
+                if (!whole) {
+                    pack_depth<Unit, strip, strip>(from, std::min(strip, columns - j), depth, scratch.b);
+                    if constexpr (offset_of<Unit> != 0)
+                        for (int i = 0; i < of_step * strip; ++i) scratch.b[i].bits ^= offset_of<Unit>;
+                }
                 for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
                     const Unit* const a = packed_a + k / factors * tile_m + i;
-                    const auto add = add_to<Scratch::row_s>(scratch.sums + i * Scratch::row_s + j);
+                    Sum* const sums = scratch.sums + i * Scratch::row_s + j;
                     if (whole)
-                        multiply_block<block, strip, 1, tile_m>(a, RowsAcross<Unit, T>{from.data, from.stride}, of_step,
-                                                                add);
+                        multiply_strip<block>(a, from.data, from.stride, of_step, i == 0 ? next : 0, sums);
                     else
-                        multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step, add);
+                        multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step,
+                                                                add_to<Scratch::row_s>(sums));
                 });
             }
         }
+    }
+
+    template <int rows>
+    static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Sum* sums) {
+        Vector sum[rows][vectors] = {};
+        constexpr int line = 64 / sizeof(T);
+        for (int k = 0; k < depth; ++k, b += factors * stride) {
+            if (next)
+#pragma GCC unroll 16
+                for (int row = 0; row < factors; ++row)
+                    for (int j = 0; j < strip; j += line) prefetch_later(b + row * stride + j + next);
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j += Reader::vectors) {
+                typename Units<Unit>::Vector of_b[Reader::vectors];
+                Reader::load(b + j * lanes, stride, of_b);
+#pragma GCC unroll 16
+                for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+                    for (int v = 0; v < Reader::vectors; ++v)
+                        Units<Unit>::multiply_add(sum[i][j + v], a[k * tile_m + i], of_b[v]);
+            }
+        }
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < vectors; ++j) add_to<Scratch::row_s>(sums)(i, j * lanes, sum[i][j]);
     }
 
     const catalog_args& args;
     const std::int64_t batch;
     const int threads;
     const std::int64_t units;  // along the whole depth
-    std::int64_t row_a;
     Unit* packed_a;
+    RowsOfA<Unit> tiles_of_a[tiles_of_rows];
+    alignas(64) Sum start[tile_m];
     std::atomic<bool> out_of_memory = false;
 };
 

@@ -1,0 +1,183 @@
+// The product of few rows with a B whose columns are contiguous. A lane holds a row and a place along the depth: with R
+// rows, a vector has lanes / R units of a column of B, once for each row, and the units of A that belong to them. So each
+// column has one vector of sums, and each vector of A is used for a whole group of columns.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "host/panels.hpp"
+#include "host/streams.hpp"
+
+namespace catalog::host {
+
+// The least number of lanes that `rows` rows can share evenly: the next power of two.
+constexpr int rows_in_lanes(int rows) {
+    int held = 1;
+    while (held < rows) held *= 2;
+    return held;
+}
+
+// A vector with the same `units` units in turn, read from memory.
+template <class Unit, int units>
+inline auto repeated(const void* from) {
+    using Vector = typename Units<Unit>::Vector;
+    Vector vector;
+    if constexpr (units == lanes) {
+        std::memcpy(&vector, from, sizeof vector);
+#if defined(__AVX512F__)
+    } else if constexpr (units == 8) {
+        asm("vbroadcastf32x8 %1, %0" : "=v"(vector) : "m"(*static_cast<const char(*)[32]>(from)));
+    } else if constexpr (units == 4) {
+        asm("vbroadcastf32x4 %1, %0" : "=v"(vector) : "m"(*static_cast<const char(*)[16]>(from)));
+    } else if constexpr (units == 2) {
+        asm("vbroadcastsd %1, %0" : "=v"(vector) : "m"(*static_cast<const char(*)[8]>(from)));
+#elif defined(__AVX__)
+    } else if constexpr (units == 4) {
+        asm("vbroadcastf128 %1, %0" : "=x"(vector) : "m"(*static_cast<const char(*)[16]>(from)));
+    } else if constexpr (units == 2) {
+        asm("vbroadcastsd %1, %0" : "=x"(vector) : "m"(*static_cast<const char(*)[8]>(from)));
+#endif
+    } else if constexpr (units == 1) {
+        std::uint32_t unit;
+        std::memcpy(&unit, from, sizeof unit);
+        vector = (Vector)(Bits{} + unit);
+    } else {
+        std::uint32_t all[lanes];
+        for (int lane = 0; lane < lanes; lane += units) std::memcpy(all + lane, from, units * sizeof *all);
+        std::memcpy(&vector, all, sizeof vector);
+    }
+    return vector;
+}
+
+// Each lane that begins `span` lanes becomes their sum.
+template <int span, class Vector>
+inline Vector sum_of_spans(Vector x) {
+    if constexpr (span > 1) {
+        x += (Vector)permute<Rotate<span / 2>>((Float)x, (Float)x);
+        return sum_of_spans<span / 2>(x);
+    }
+    return x;
+}
+
+// Up to `lanes` rows of A in the order in which they are multiplied, and what the offset of B adds to their sums.
+template <class Unit>
+struct RowsOfA {
+    using Vector = typename Units<Unit>::Sum;
+
+    Unit* units;
+    int rows;
+    Vector start;
+
+    // Packs `count` rows, and zeros up to a multiple of `whole` in the depth. Their units are in the order of the vectors: for each
+    // `lanes` units of the depth, a vector for each piece of it, in which rows follow each other.
+    template <bool along, class T>
+    void pack(Factor<along, T> from, int count, std::int64_t depth, int whole) {
+        constexpr int step = lanes * Units<Unit>::depth;
+        rows = rows_in_lanes(count);
+        start = Vector{};
+        const int piece = lanes / rows;
+        Unit* to = units;
+        for (std::int64_t k = 0; k < (depth + whole - 1) / whole * whole; k += step, to += rows * lanes) {
+            alignas(vector_bytes) Unit block[lanes * lanes];
+            std::memset(static_cast<void*>(block), 0, rows * lanes * sizeof(Unit));
+            if (k < depth)
+                pack_rows<Unit>(from.from(0, k), count, std::min<std::int64_t>(step, depth - k), block, lanes);
+            for (int row = 0; row < rows; ++row)
+                for (int i = 0; i < rows; ++i)
+                    for (int j = 0; j < piece; ++j) to[i * lanes + row * piece + j] = block[row * lanes + i * piece + j];
+            if constexpr (offset_of<Unit> != 0)
+                for (int i = 0; i < rows; ++i)
+                    Units<Unit>::multiply_add(start, load(to + i * lanes), Bits{} + offset_of<Unit>);
+        }
+        start = Vector{} - start;
+    }
+};
+
+// The products of all rows with a group of columns of B to some depth, which is added to the sums of each column.
+template <class Unit, class T>
+class ColumnsOfB {
+    using Sums = typename Units<Unit>::Sum;
+    using Reader = DepthReader<Unit, T>;
+    static constexpr int step = lanes * Units<Unit>::depth, read = Reader::vectors;
+
+   public:
+    static constexpr int whole = read * step;  // elements that are read at a time
+
+    // `next`: how many elements after a column is what will be multiplied later, and is prefetched; 0: nothing.
+    const T* data;
+    std::int64_t stride, next;
+
+    template <int rows, int columns>
+    void multiply(const Unit* a, std::int64_t depth, Sums* sums) const {
+        Sums sum[columns];
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; ++c) sum[c] = sums[c];
+        if constexpr (rows == 1) {
+            std::int64_t k = 0;
+            for (; k + whole <= depth; k += whole, a += read * lanes) multiply_row<columns>(a, k, whole, sum);
+            if (k < depth) multiply_row<columns>(a, k, depth - k, sum);
+        } else {
+            const std::int64_t stored = Reader::is_stored ? depth / whole * whole : 0;
+            for (std::int64_t k = 0; k < stored; k += step, a += rows * lanes) {
+#pragma GCC unroll 16
+                for (int c = 0; c < columns; ++c) {
+                    const T* const from = data + c * stride + k;
+                    if (next) prefetch_later(from + next);
+                    multiply_pieces<rows>(a, from, sum[c]);
+                }
+            }
+            for (std::int64_t k = stored; k < depth; k += copied * whole, a += copied * read * rows * lanes)
+                multiply_copies<rows, columns>(a, k, std::min<std::int64_t>(depth - k, copied * whole), sum);
+        }
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; ++c) sums[c] = sum[c];
+    }
+
+   private:
+    static constexpr int copied = Reader::is_stored ? 1 : 4;  // how often is read before it is multiplied
+
+    template <int columns>
+    void multiply_row(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns]) const {
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; ++c) {
+            const T* const from = data + c * stride + k;
+            if (next) prefetch_later(from + next);
+            typename Units<Unit>::Vector vectors[read];
+            Reader::load(from, count, vectors);
+#pragma GCC unroll 2
+            for (int v = 0; v < read; ++v) Units<Unit>::multiply_add(sum[c], load(a + v * lanes), vectors[v]);
+        }
+    }
+
+    // Units that the tensor does not hold are copied some time before they are multiplied: parts of a vector that was just
+    // stored cannot be loaded yet.
+    template <int rows, int columns>
+    void multiply_copies(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns]) const {
+        alignas(vector_bytes) Unit copies[columns][copied * read * lanes];
+        for (int c = 0; c < columns; ++c) {
+            const T* const from = data + c * stride + k;
+            for (std::int64_t at = 0; at < count; at += whole) {
+                if (next) prefetch_later(from + next + at);
+                typename Units<Unit>::Vector vectors[read];
+                Reader::load(from + at, count - at, vectors);
+                for (int v = 0; v < read; ++v) store(copies[c] + (at / step + v) * lanes, vectors[v]);
+            }
+        }
+        for (std::int64_t at = 0; at < count; at += step, a += rows * lanes) {
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; ++c) multiply_pieces<rows>(a, copies[c] + at / step * lanes, sum[c]);
+        }
+    }
+
+    template <int rows>
+    static void multiply_pieces(const Unit* a, const void* units, Sums& sum) {
+        constexpr int piece = lanes / rows;
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; ++i)
+            Units<Unit>::multiply_add(sum, load(a + i * lanes),
+                                      repeated<Unit, piece>(static_cast<const char*>(units) + i * piece * sizeof(Unit)));
+    }
+};
+
+}  // namespace catalog::host

@@ -189,4 +189,4 @@ def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeyp
     monkeypatch.delenv("CATALOG_TRACE")
     replayed = command.catalog("replay", tmp_path / "calls.jsonl", "--verify", db=catalog.path)
     assert replayed.returncode == 0, replayed.stderr
-    assert "conv-directionforward-n2-c6-k64" in replayed.stdout
+    assert "conv-n2-c6-k64-9x11-f3x3-s2x1-p1x2" in replayed.stdout

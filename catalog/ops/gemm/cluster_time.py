@@ -20,7 +20,8 @@ _LEAST_STEPS = 4
 """Minimum number of steps of a part of K that the model chooses."""
 
 _SHIFTED = 1.53
-"""How much longer rows take to load that are no multiples of a cache line, 128 bytes: they lie in more lines."""
+"""How much longer rows take to load that are no multiples of a cache line, 128 bytes: they lie in more lines. Copies of
+rows that TMA cannot read begin with lines."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class ClusterWork:
             + 0.05 * self.results
             + split * (2100.0 * self.waves + 5800.0 * (self.waves - 1))
             + 0.16 * self.shared
-            + 2.3 * self.scattered
-            + 0.55 * self.scattered_sums
+            + 1.0 * self.scattered
+            + 0.3 * self.scattered_sums
         )
 
 
@@ -129,4 +130,4 @@ def _steps(problem: GemmProblem, algorithm: Algorithm) -> int:
 
 def _line_share(row: int) -> float:
     """The time to load a row of an operand, over that of one that is a multiple of a cache line."""
-    return _SHIFTED if -(-row // 8) % 8 else 1.0
+    return _SHIFTED if row % 8 == 0 and row % 64 else 1.0

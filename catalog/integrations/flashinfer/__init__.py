@@ -23,12 +23,12 @@ try:
 except ImportError as error:
     raise ImportError(f"catalog.integrations.flashinfer needs PyTorch ({error}). {how_to_install('torch')}") from None
 
-from catalog.integrations.flashinfer.batches import (
-    BatchDecodeWithPagedKVCacheWrapper,
+from catalog.integrations.flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
+from catalog.integrations.flashinfer.mla import BatchMLAPagedAttentionWrapper
+from catalog.integrations.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
 )
-from catalog.integrations.flashinfer.mla import BatchMLAPagedAttentionWrapper
 from catalog.integrations.flashinfer.single import single_decode_with_kv_cache, single_prefill_with_kv_cache
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "fast_decode_plan",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
 ]

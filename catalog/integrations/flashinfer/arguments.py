@@ -170,8 +170,12 @@ def results(
     out: torch.Tensor | None = None,
     out_lse: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    natural_lse: bool = False,
 ) -> Attended:
-    """O, of a type, and FlashInfer's LSE, also written where the caller wants them; ``lse`` is the natural one."""
+    """O, of a type, and FlashInfer's LSE, also written where the caller wants them.
+
+    ``lse`` is the natural one; so is the result with ``natural_lse``, which is of base 2 otherwise.
+    """
     if v_scale is not None:
         o = o * v_scale
     if out is not None:
@@ -180,7 +184,7 @@ def results(
         o = o.to(dtype)
     if not return_lse and out_lse is None:
         return o
-    lse = (lse * _LOG2_E).contiguous()
+    lse = (lse if natural_lse else lse * _LOG2_E).contiguous()
     if out_lse is not None:
         lse = out_lse.copy_(lse)
     return (o, lse) if return_lse else o

@@ -95,7 +95,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         dtypes = dtypes_of(q_data_type, kv_data_type, o_data_type, data_type)
         batch = last_page_len.shape[0]
         pages = self._page_table(indptr, indices, last_page_len, page_size, batch)
-        keys, causal = pages.table.shape[1] * page_size, q_len_per_req > 1
+        keys, causal = pages.capacity, q_len_per_req > 1
         options = options_with("bshd", keys, sm_scale, causal, window_left, logits_soft_cap)
         sequences = Batch(num_qo_heads, (q_len_per_req,) * batch, tuple(pages.lengths.tolist()), keys)
         added = added_to(sequences, None, encoding.biases, options, dtypes.q, self._device)
@@ -103,7 +103,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         splits = 1 if disable_split_kv else 0
         problem = attention_problem(
             (batch, q_len_per_req, num_qo_heads, head_dim),
-            self._unwritten(pages, num_kv_heads, head_dim, head_dim),
+            pages.unwritten(num_kv_heads, head_dim, head_dim),
             dtypes.q,
             self._device,
             options,

@@ -103,13 +103,13 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         )
         tokens, lengths = lengths_of(starts), tuple(pages.lengths.tolist())
         masks = mask_of(custom_mask, packed_custom_mask, tokens, lengths)
-        keys = pages.table.shape[1] * page_size
+        keys = pages.capacity
         options = options_with("packed", keys, sm_scale, causal and masks is None, window_left, logits_soft_cap)
         batch = Batch(num_qo_heads, tokens, lengths, keys)
         added = added_to(batch, masks, encoding.biases, options, dtypes.q, self._device)
         q = (int(starts[-1]), num_qo_heads, head_dim_qk)
         plan = Planned(q, num_kv_heads, hdim_v, dtypes, options, window_left, encoding, added)
-        unwritten = self._unwritten(pages, num_kv_heads, head_dim_qk, hdim_v)
+        unwritten = pages.unwritten(num_kv_heads, head_dim_qk, hdim_v)
         self._set_plan(plan, problem_of(paged_case(plan, unwritten, tokens, options)), given)
         self._pages, self._tokens = pages, tokens
         self._places = places(tokens, lengths) if encoding.rotates else None

@@ -17,6 +17,7 @@ from catalog.integrations.flashinfer.arguments import (
     converted,
     refuse,
 )
+from catalog.integrations.flashinfer.pages import PageTable, lengths_by_last_page, page_table
 from catalog.integrations.flashinfer.positions import Encoding, rotated
 from catalog.integrations.flashinfer.scores import Added
 from catalog.runtime.catalog import Catalog
@@ -33,29 +34,6 @@ _BUFFERS = frozenset(
     | {"custom_mask_buf", "mask_indptr_buf"}
 )
 """Arguments that name the memory of captured graphs."""
-
-
-class PageTable(NamedTuple):
-    """The pages of a batch.
-
-    ``table`` is (sequences, pages), ``lengths`` are the tokens of each sequence, both int32; ``size`` are those of a
-    page. ``used`` are the pages that the sequences have, one after the other, and ``first`` is the position of the
-    first token of each; both int64.
-    """
-
-    table: torch.Tensor
-    lengths: torch.Tensor
-    size: int
-    used: torch.Tensor
-    first: torch.Tensor
-
-    def of_copies(self) -> torch.Tensor:
-        """The table of a cache that has only copies of ``used``, in their order."""
-        counts = -(-self.lengths // self.size)
-        places = torch.arange(self.table.shape[1], device=self.table.device) < counts[:, None]
-        table = torch.zeros_like(self.table)
-        table[places] = torch.arange(len(self.used), device=table.device, dtype=table.dtype)
-        return table
 
 
 class Planned(NamedTuple):
@@ -213,49 +191,14 @@ class PagedWrapper(Wrapper):
         as_planned("the cache of V", v, (*of_page, plan.hdim_v), plan.dtypes.kv)
         if not plan.encoding.rotates and plan.dtypes.kv == plan.dtypes.q:
             return KvCache(k, v, pages.table)
-        k, v = (converted(_chosen(tensor, pages.used), plan.dtypes.q) for tensor in (k, v))
-        if plan.encoding.rotates:
-            positions = (pages.first[:, None] + torch.arange(pages.size, device=pages.first.device)).flatten()
-            k = rotated(k.flatten(0, 1), positions, plan.encoding).unflatten(0, (-1, pages.size))
-        return KvCache(k, v, pages.of_copies())
+        k, v = (converted(pages.copies(tensor), plan.dtypes.q) for tensor in (k, v))
+        if plan.encoding.rotates and len(pages.used):
+            k = rotated(k.flatten(0, 1), pages.positions, plan.encoding).unflatten(0, (-1, pages.size))
+        return KvCache(k, v, pages.of_copies)
 
     def _page_table(
         self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, page_size: int, batch: int
     ) -> PageTable:
-        """The pages of ``batch`` sequences as a table, from FlashInfer's three vectors."""
-        starts, last = (tensor.to("cpu", torch.int64) for tensor in (indptr, last_page_len))
-        if tuple(starts.shape) != (batch + 1,) or tuple(last.shape) != (batch,):
-            raise ArgumentError(
-                f"indptr {tuple(starts.shape)} and last_page_len {tuple(last.shape)} do not fit {batch} sequences: "
-                f"expected ({batch + 1},) and ({batch},)"
-            )
-        counts = starts.diff()
-        if bool(starts[0] != 0) or bool((counts < 0).any()) or int(starts[-1]) > indices.shape[0]:
-            raise ArgumentError(
-                f"indptr is {starts.tolist()}: must ascend from 0 to at most {indices.shape[0]}, the number of indices"
-            )
-        if bool(((counts > 0) & ((last < 1) | (last > page_size))).any()):
-            raise ArgumentError(f"last_page_len is {last.tolist()}: must be from 1 to page_size={page_size}")
-        # The width is a power of two, so a sequence that grows is seldom another problem.
-        width = 1 << (max([1, *counts.tolist()]) - 1).bit_length()
-        table = torch.zeros((batch, width), dtype=torch.int32, device=self._device)
-        places = torch.arange(width) < counts[:, None]
-        used = indices[: int(starts[-1])].to(self._device, torch.int64)
-        table[places.to(self._device)] = used.to(torch.int32)
-        lengths = torch.where(counts > 0, (counts - 1) * page_size + last, 0).to(table)
-        return PageTable(table, lengths, page_size, used, places.nonzero()[:, 1].to(self._device) * page_size)
-
-    @staticmethod
-    def _unwritten(pages: PageTable, nhead_k: int, hdim_q: int, hdim_v: int) -> KvCache:
-        """The shapes of the smallest cache that has all pages of a table; that of ``run`` may have more."""
-        count = max(1, int(pages.table.max()) + 1 if pages.table.numel() else 1)
-        k, v = (torch.empty(count, pages.size, nhead_k, hdim, device="meta") for hdim in (hdim_q, hdim_v))
-        return KvCache(k, v, pages.table)
-
-
-def _chosen(pages: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """Copies of the used pages, at least one; PyTorch copies elements of 8 bits only as integers."""
-    numbers = used if len(used) else used.new_zeros(1)
-    if pages.element_size() > 1:
-        return pages[numbers]
-    return pages.view(torch.uint8)[numbers].view(pages.dtype)
+        """The pages of ``batch`` sequences, from FlashInfer's three vectors."""
+        lengths = lengths_by_last_page(indptr, indices, last_page_len, page_size, batch)
+        return page_table(indptr, indices, lengths, page_size, self._device)

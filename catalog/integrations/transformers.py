@@ -26,6 +26,7 @@ except ImportError as error:
 
 from catalog.integrations.masks import LazyMask, View, mask
 from catalog.integrations.paged import Step
+from catalog.ops.attention.fields import MaskWord
 from catalog.torch.calls import Layout, Options
 from catalog.torch.inputs import autocast_all, rng_state
 from catalog.torch.ops import forward
@@ -96,9 +97,10 @@ def attend_strictly(
     query, key, value = autocast_all(query, key, value)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     queries, keys = query.shape[2], key.shape[2]
+    word: MaskWord
     bias = None
     if attention_mask is None and position_bias is None and (queries == 1 or not causal):
-        mask, left = "no", -1  # without a view, which takes longer: most calls of a model that decodes are such
+        word, left = "no", -1  # without a view, which takes longer: most calls of a model that decodes are such
     else:
         view = _view_of(attention_mask, causal, queries, keys)
         if position_bias is not None:
@@ -106,14 +108,14 @@ def attend_strictly(
         elif view is not None and view.sequences is not None and queries == 1 and not softcap:
             view = None  # a bias for one query costs less than packing the keys of all sequences
         if view is None and attention_mask is not None:
-            mask, left = "no", -1
+            word, left = "no", -1
             bias = bias_of(attention_mask, query.dtype, (query.shape[0], query.shape[1], queries, keys))
         else:
             view = view or View(causal=False, keys=keys)
-            mask, left = view.kernel_mask(queries, view.keys)
+            word, left = view.kernel_mask(queries, view.keys)
             if view.sequences is not None:
                 tensors = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-                options = Options("packed", mask, left, 0, scaling, softcap or 0.0, dropout, False)
+                options = Options("packed", word, left, 0, scaling, softcap or 0.0, dropout, False)
                 return _packed(tensors, view, options, s_aux), None
             if view.keys != keys:
                 key, value = key[:, :, : view.keys], value[:, :, : view.keys]
@@ -121,7 +123,7 @@ def attend_strictly(
     layout: Layout = "bhsd" if queries == 1 else "bshd"
     if layout == "bshd":
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    options = Options(layout, mask, left, 0, scaling, softcap or 0.0, dropout, False)
+    options = Options(layout, word, left, 0, scaling, softcap or 0.0, dropout, False)
     state = rng_state(dropout, query.device) if dropout else None
     o, lse = forward(
         query, key, value, bias, None, None, None, None, state, _supported(options, query, key, value, bias)

@@ -13,7 +13,7 @@ import torch
 from catalog.errors import ArgumentError, SelectionError, TensorError, UsageError
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
-from catalog.torch.calls import Options, Shape, arch_of, dtype_of, in_place, leaves_idle, ready
+from catalog.torch.calls import Options, Shape, arch_of, dtype_of, in_place, ready, splits_keys
 from catalog.torch.flash import Window, options_of, slopes_of
 
 Rope = Literal["no", "inter", "half"]
@@ -246,7 +246,7 @@ def attention_problem(
         ProblemError: sizes or options are outside of what a problem may have.
     """
     heads_k = store.k.shape[2]
-    few = num_splits == 0 and leaves_idle(device, q[0], q[1] * q[2], heads_k)
+    few = num_splits == 0 and splits_keys(device, q[0], q[1] * q[2], heads_k)
     splits = num_splits if num_splits > 1 else 0 if few else 1
     return _attend_problem(q, store.v.shape[-1], heads_k, store.capacity, store.paging, dtype, slopes, splits, options)
 

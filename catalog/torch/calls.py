@@ -28,6 +28,8 @@ _REMEDIES: Mapping[torch.dtype, str] = MappingProxyType(
 )
 _TILE = 64
 """Queries that a kernel processes at a time, about."""
+_ROWS_OF_DECODING = 16
+"""The rows of a tile of GPU kernels for decoding."""
 _VECTOR_BYTES = 16
 """Bytes that GPU kernels load at once; rows must start at multiples of it."""
 
@@ -242,12 +244,22 @@ def arch_of(device: torch.device) -> str:
     return f"sm_{facts.major}{facts.minor}"
 
 
-def leaves_idle(device: torch.device, batch: int, rows: int, heads_k: int) -> bool:
-    """Whether too few queries keep parts of a device idle, unless their keys are split.
+def splits_keys(device: torch.device, batch: int, rows: int, heads_k: int) -> bool:
+    """Whether a forward takes less time with its keys divided into parts, which are computed in parallel.
 
-    ``rows`` are the queries of all heads of a sequence; ``heads_k`` the heads of K and V, which queries share.
+    That holds where its queries keep only some parts of the device busy. On a GPU it also holds in decoding, whatever
+    the batch: a tile of those kernels has the rows of all query heads that share a head of K.
+
+    Args:
+        device: where the tensors are.
+        batch: number of sequences.
+        rows: the queries of all heads of a sequence.
+        heads_k: heads of K and V.
     """
-    return batch * heads_k * -(-rows // max(heads_k, 1) // _TILE) < _units(device)
+    rows_of_head = -(-rows // max(heads_k, 1))
+    if device.type != "cpu" and rows_of_head <= _ROWS_OF_DECODING:
+        return True
+    return batch * heads_k * -(-rows_of_head // _TILE) < _units(device)
 
 
 @cache

@@ -21,7 +21,7 @@ from torch import library
 
 from catalog.errors import TensorError, UsageError
 from catalog.torch import watchers
-from catalog.torch.calls import Case, Options, Shape, call, call_elsewhere, leaves_idle, sizes_of
+from catalog.torch.calls import Case, Options, Shape, call, call_elsewhere, sizes_of, splits_keys
 from catalog.torch.dispatch import below, differentiable
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
@@ -128,11 +128,11 @@ def _run_fwd(
 
 
 def _splits_keys(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
-    """Whether a forward should split the keys, because its queries are few: one token for each sequence, say."""
+    """Whether a forward of sequences that are not packed should split the keys."""
     if options.layout == "packed":
         return False
     sizes, heads_k = sizes_of(q.shape, options.layout), sizes_of(k.shape, options.layout).heads
-    return leaves_idle(q.device, sizes.batch, sizes.tokens * sizes.heads, heads_k)
+    return splits_keys(q.device, sizes.batch, sizes.tokens * sizes.heads, heads_k)
 
 
 def _run_bwd(

@@ -41,6 +41,7 @@ HEAD_DIMS: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (192, 128): ((136, 104), (192, 1), (176, 128)),
     (256, 256): ((256, 129), (200, 200), (208, 256)),
     (512, 512): ((257, 300), (512, 511), (320, 320), (400, 512)),
+    (576, 512): ((576, 512), (513, 300)),
 }
 """The head dims of problems that padded kernels of each size answer, the next smaller ones do not."""
 

@@ -20,8 +20,10 @@ except ImportError:
 from torch_cases import bottom_right, close, flash64, normal
 
 from catalog.integrations import flashinfer
+from catalog.integrations.flashinfer.positions import encoding_of, rotated, slopes_of
+from catalog.integrations.flashinfer.scores import mask_of
 
-HEADS, HEADS_K, HDIM, PAGE = 4, 2, 8, 4
+HEADS, HEADS_K, HDIM, PAGE = SIZES = 4, 2, 8, 4
 KEYS = [7, 0, 21, 4]
 """Tokens of the sequences of a batch."""
 QUERIES = [3, 2, 5, 0]
@@ -29,14 +31,16 @@ WORKSPACE = torch.empty(1)
 PLAIN = {"causal": False, "window_left": -1, "logits_soft_cap": None, "sm_scale": None}
 
 
-def expected(q, k, v, *, causal, window_left, logits_soft_cap, sm_scale):
+def expected(q, k, v, *, causal, window_left, logits_soft_cap, sm_scale, mask=None, slopes=None):
     """O and LSE of one sequence, tokens before heads, LSE of base 2."""
 
     def change(scores):
         scores = scores if sm_scale is None else scores * sm_scale * HDIM**0.5
+        if slopes is not None:
+            scores = scores + slopes * (torch.arange(len(k)) - torch.arange(len(q))[:, None])
         return logits_soft_cap * torch.tanh(scores / logits_soft_cap) if logits_soft_cap else scores
 
-    seen = bottom_right(len(q), len(k), window_left, 0 if causal else -1)
+    seen = bottom_right(len(q), len(k), window_left, 0 if causal else -1) if mask is None else mask
     o, lse = flash64(q[None], k[None], v[None], seen, change)
     return o[0], lse[0].T / math.log(2)
 
@@ -66,9 +70,10 @@ class Cache:
 
 
 def compare(results, q, k, v, lengths, **options):
-    """Compare O and LSE of packed queries with those in float64, a sequence at a time."""
-    rows = zip(q.split(lengths), k, v, strict=True)
-    each = [expected(*row, **PLAIN | options) for row in rows]
+    """Compare O and LSE of packed queries with those in float64, a sequence at a time; masks are one of each."""
+    masks = options.pop("masks", [None] * len(lengths))
+    rows = zip(q.split(lengths), k, v, masks, strict=True)
+    each = [expected(*row[:3], mask=row[3], **PLAIN | options) for row in rows]
     close(results[0], torch.cat([o for o, _ in each]), q.dtype)
     close(results[1], torch.cat([lse for _, lse in each]), q.dtype)
 
@@ -121,9 +126,8 @@ def test_a_batch_over_pages(layout, form, dtype):
     cache = Cache(layout, form, dtype)
     q = normal(sum(QUERIES), HEADS, HDIM, dtype=dtype)
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, layout)
-    sizes = (HEADS, HEADS_K, HDIM, PAGE)
     for options in ({"causal": True}, EVERYTHING):
-        wrapper.plan(starts(QUERIES), *cache.vectors, *sizes, q_data_type=dtype, **options)
+        wrapper.plan(starts(QUERIES), *cache.vectors, *SIZES, q_data_type=dtype, **options)
         results = wrapper.run_return_lse(q, cache.stored)
         compare(results, q, cache.k, cache.v, QUERIES, **options)
     out = torch.empty_like(q)
@@ -137,8 +141,7 @@ def test_the_last_tokens_of_a_batch(layout, tokens):
     cache, q = Cache(layout, "whole"), normal(tokens * len(KEYS), HEADS, HDIM)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, layout, use_tensor_cores=True)
     for options in ({}, {"window_left": 2, "logits_soft_cap": 3.0}):
-        sizes = (HEADS, HEADS_K, HDIM, PAGE)
-        wrapper.plan(*cache.vectors, *sizes, q_data_type=q.dtype, q_len_per_req=tokens, **options)
+        wrapper.plan(*cache.vectors, *SIZES, q_data_type=q.dtype, q_len_per_req=tokens, **options)
         results = wrapper.run(q, cache.stored, return_lse=True)
         compare(results, q, cache.k, cache.v, [tokens] * len(KEYS), causal=tokens > 1, **options)
 
@@ -159,33 +162,167 @@ def test_a_packed_batch_in_every_layout_with_gradients():
     assert torch.autograd.grad(o.sum(), leaf)[0].shape == k.shape
 
 
+SLOPES = 2.0 ** (-2.0 * torch.arange(1, HEADS + 1, dtype=torch.float64))[:, None, None]
+
+
+def turned(tokens, first, scale=1.0, theta=1e4):
+    """Tokens of successive positions from ``first`` on, rotated in float64 as complex numbers."""
+    half = HDIM // 2
+    angles = (first + torch.arange(len(tokens)).double())[:, None, None] / scale * theta ** (-torch.arange(half) / half)
+    pairs = torch.complex(tokens[..., :half].double(), tokens[..., half:].double()) * torch.exp(1j * angles)
+    return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+
+def random_masks(lengths_q, lengths_k):
+    """A mask of each sequence, and all of them in FlashInfer's two forms."""
+    chosen = torch.Generator().manual_seed(5)
+    masks = [torch.rand(pair, generator=chosen) > 0.4 for pair in zip(lengths_q, lengths_k, strict=True)]
+    padded = [torch.nn.functional.pad(mask.flatten(), (0, -mask.numel() % 8)).view(-1, 8) for mask in masks]
+    packed = torch.cat([(bits * 2 ** torch.arange(8)).sum(1) for bits in padded]).to(torch.uint8)
+    return masks, {"custom_mask": torch.cat([mask.flatten() for mask in masks])}, {"packed_custom_mask": packed}
+
+
+def test_masks_are_unpacked_and_positions_turn_pairs():
+    masks, whole, packed = random_masks(QUERIES, KEYS)
+    for form in (whole, packed):
+        arguments = {"custom_mask": None, "packed_custom_mask": None} | form
+        found = mask_of(*arguments.values(), tuple(QUERIES), tuple(KEYS))
+        assert all(torch.equal(one, other) for one, other in zip(found, masks, strict=True))
+    k = normal(9, HEADS_K, HDIM)
+    close(rotated(k, torch.arange(3, 12), encoding_of("ROPE_LLAMA", 2.0, 500.0)), turned(k, 3, 2.0, 500.0))
+    # The published slopes of 8 heads; 12 take four of 16 in between.
+    assert slopes_of(8, torch.device("cpu")).tolist() == [[2.0**-i for i in range(1, 9)]]
+    assert slopes_of(12, torch.device("cpu"))[0, 8:].tolist() == pytest.approx([2 ** -(i + 0.5) for i in range(4)])
+
+
+@pytest.mark.slow
+def test_masks_of_a_batch():
+    cache, q = Cache("HND", "pair"), normal(sum(QUERIES), HEADS, HDIM)
+    masks, whole, packed = random_masks(QUERIES, KEYS)
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, "HND")
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+    paged.plan(starts(QUERIES), *cache.vectors, *SIZES, q_data_type=q.dtype, causal=True, **whole)
+    compare(paged.run(q, cache.stored, return_lse=True), q, cache.k, cache.v, QUERIES, masks=masks)
+    ragged.plan(starts(QUERIES), starts(KEYS), HEADS, HEADS_K, HDIM, q_data_type=q.dtype, **packed)
+    results = ragged.run(q, torch.cat(cache.k), torch.cat(cache.v), return_lse=True)
+    compare(results, q, cache.k, cache.v, QUERIES, masks=masks)
+    single = {"custom_mask": masks[2], "pos_encoding_mode": "ALIBI", "return_lse": True}
+    results = flashinfer.single_prefill_with_kv_cache(q[5:], cache.k[2], cache.v[2], **single)
+    compare(results, q[5:], cache.k[2:3], cache.v[2:3], [5], masks=masks[2:3], slopes=SLOPES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ROPE_LLAMA", "ALIBI"])
+def test_positions(mode):
+    cache, q = Cache("NHD", "whole"), normal(sum(QUERIES), HEADS, HDIM)
+    last = normal(len(KEYS), HEADS, HDIM, seed=4)
+    rotates, slopes = mode == "ROPE_LLAMA", None if mode == "ROPE_LLAMA" else SLOPES
+    k = [turned(tokens, 0) for tokens in cache.k] if rotates else cache.k
+    firsts = [keys - queries for keys, queries in zip(KEYS, QUERIES, strict=True)]
+    of_prefill = torch.cat([turned(*pair) for pair in zip(q.split(QUERIES), firsts, strict=True)]) if rotates else q
+    of_decode = torch.cat([turned(row[None], keys - 1) for row, keys in zip(last, KEYS, strict=True)])
+    options = {"pos_encoding_mode": mode, "q_data_type": torch.float32}
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    for causal in (True, False):
+        given = {"causal": causal, "window_left": 3 if causal else -1}
+        wanted = {**given, "slopes": slopes}
+        ragged.plan(starts(QUERIES), starts(KEYS), HEADS, HEADS_K, HDIM, **options, **given)
+        results = ragged.run(q, torch.cat(cache.k), torch.cat(cache.v), return_lse=True)
+        compare(results, of_prefill.float(), k, cache.v, QUERIES, **wanted)
+        paged.plan(starts(QUERIES), *cache.vectors, *SIZES, **options, **given)
+        results = paged.run(q, cache.stored, return_lse=True)
+        compare(results, of_prefill.float(), k, cache.v, QUERIES, **wanted)
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=True)
+    decode.plan(*cache.vectors, *SIZES, **options)
+    results = decode.run(last, cache.stored, return_lse=True)
+    compare(results, (of_decode if rotates else last).float(), k, cache.v, [1] * len(KEYS), slopes=slopes)
+    # The same key by key: the position of a single query is that of the last key.
+    o, lse = flashinfer.single_decode_with_kv_cache(
+        last[2], cache.k[2], cache.v[2], pos_encoding_mode=mode, return_lse=True
+    )
+    close(o, results[0][2])
+    close(lse, results[1][2])
+
+
+@pytest.mark.slow
+def test_a_cache_of_another_type_other_options_and_a_faster_plan():
+    cache, q = Cache("HND", "whole"), normal(len(KEYS), HEADS, HDIM)
+    stored, once = cache.stored.to(torch.float8_e4m3fn), [1] * len(KEYS)
+    k, v = ([tensor.to(torch.float8_e4m3fn).float() for tensor in tensors] for tensors in (cache.k, cache.v))
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "HND")
+    wrapper.plan(*cache.vectors, *SIZES, q_data_type=q.dtype, data_type="float8_e4m3fn", window_left=2)
+    compare(wrapper.run(q, stored, return_lse=True), q, k, v, once, window_left=2)
+    lse = torch.empty(len(KEYS), HEADS)
+    assert wrapper.run(q, stored, lse=lse).shape == q.shape
+    results = wrapper.forward_return_lse(q, stored, sm_scale=0.3)
+    compare(results, q, k, v, once, sm_scale=0.3)
+    assert not torch.equal(lse, results[1])
+    indptr, *rest = cache.vectors
+    other = {"q_data_type": q.dtype, "o_data_type": torch.bfloat16}
+    flashinfer.fast_decode_plan(wrapper, torch.empty(0), *rest, *SIZES, global_override_indptr_cpu=indptr, **other)
+    o = wrapper.run(q, cache.stored)
+    assert o.dtype == torch.bfloat16
+    close(o[0], expected(q[:1], cache.k[0], cache.v[0], **PLAIN)[0][0], o.dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tokens", "causal", "neighbours"), [([1, 1, 1], False, True), ([3, 0, 5], True, False)], ids=["even", "uneven"]
+)
+def test_latent_attention(tokens, causal, neighbours):
+    keys, size, hdims = [7, 0, 21], 4, (512, 64)
+    cache, scale = normal(12, size, sum(hdims)), 0.05
+    parts = cache.split(hdims, dim=-1) if neighbours else [part.contiguous() for part in cache.split(hdims, dim=-1)]
+    counts = [-(-count // size) for count in keys]
+    indices = torch.randperm(12, generator=torch.Generator().manual_seed(1))[: sum(counts)].int()
+    q = normal(sum(tokens), HEADS, sum(hdims), seed=2)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE)
+    lengths = torch.tensor(keys, dtype=torch.int32)
+    types = (torch.float32, torch.float32)
+    wrapper.plan(starts(tokens), starts(counts), indices, lengths, HEADS, *hdims, size, causal, scale, *types)
+    o, lse = wrapper.run(*q.split(hdims, dim=-1), *parts, return_lse=True, return_lse_base_on_e=True)
+    numbers = zip(indices.split(counts), keys, strict=True)
+    rows = [cache[pages.long()].flatten(0, 1)[:count, None] for pages, count in numbers]
+    for sequence, k, found, found_lse in zip(q.split(tokens), rows, o.split(tokens), lse.split(tokens), strict=True):
+        seen = bottom_right(len(sequence), len(k), -1, 0 if causal else -1)
+        wanted = flash64(sequence[None], k[None], k[None, ..., : hdims[0]], seen, lambda scores: scores * scale * 24.0)
+        close(found, wanted[0][0])
+        close(found_lse, wanted[1][0].T)
+
+
 def test_what_no_kernel_follows_is_refused_with_the_reason():
     q, k = normal(2, HEADS, HDIM), normal(5, HEADS_K, HDIM)
     cache = Cache("NHD", "whole")
     paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
-    sizes = (HEADS, HEADS_K, HDIM, PAGE)
     plans = {
-        "follows custom_mask": {"custom_mask": torch.ones(1)},
-        "pos_encoding_mode='ROPE_LLAMA'": {"pos_encoding_mode": "ROPE_LLAMA"},
-        "kv_data_type is float8_e4m3fn": {"kv_data_type": "float8_e4m3fn"},
         "follows prefix_len_ptr": {"prefix_len_ptr": torch.ones(1)},
     }
     for words, options in plans.items():
         with pytest.raises(NotImplementedError, match=words) as caught:
-            paged.plan(starts(QUERIES), *cache.vectors, *sizes, **options)
+            paged.plan(starts(QUERIES), *cache.vectors, *SIZES, **options)
         assert isinstance(caught.value, SelectionError)
-    with pytest.raises(NotImplementedError, match="latent attention"):
-        flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, backend="auto")
-    with pytest.raises(NotImplementedError, match="use_cuda_graph"):
-        flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=True)
-    with pytest.raises(NotImplementedError, match="follows packed_custom_mask"):
-        flashinfer.single_prefill_with_kv_cache(q, k, k, packed_custom_mask=torch.ones(1))
+    for wrapper in (flashinfer.BatchDecodeWithPagedKVCacheWrapper, flashinfer.BatchMLAPagedAttentionWrapper):
+        with pytest.raises(NotImplementedError, match="use_cuda_graph"):
+            wrapper(torch.empty(1, device="meta"), use_cuda_graph=True)
+    with pytest.raises(NotImplementedError, match="follows kv_cache_sf"):
+        flashinfer.single_prefill_with_kv_cache(q, k, k, kv_cache_sf=(k, k))
     mistakes = {
         "kv_layout='DHN'": lambda: flashinfer.single_prefill_with_kv_cache(q, k, k, kv_layout="DHN"),
         "call plan first": lambda: paged.run(q, cache.stored),
-        "must ascend": lambda: paged.plan(torch.tensor([0, 3, 1, 4, 5]), *cache.vectors, *sizes),
-        "must be from 1": lambda: paged.plan(starts(QUERIES), cache.indptr, cache.indices, cache.last + 9, *sizes),
-        "expected a type": lambda: paged.plan(starts(QUERIES), *cache.vectors, *sizes, q_data_type="float99"),
+        "must ascend": lambda: paged.plan(torch.tensor([0, 3, 1, 4, 5]), *cache.vectors, *SIZES),
+        "must be from 1": lambda: paged.plan(starts(QUERIES), cache.indptr, cache.indices, cache.last + 9, *SIZES),
+        "packed_custom_mask has 1 bytes": lambda: flashinfer.single_prefill_with_kv_cache(
+            q, k, k, packed_custom_mask=torch.ones(1)
+        ),
+        "pos_encoding_mode='ROPE'": lambda: paged.plan(
+            starts(QUERIES), *cache.vectors, *SIZES, pos_encoding_mode="ROPE"
+        ),
+        "and kv_len_arr has 1": lambda: flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE).plan(
+            starts(QUERIES), starts([1]), cache.indices, torch.ones(1), 4, 512, 64, 4, True, 0.1, q.dtype, q.dtype
+        ),
+        "no option logits_cap": lambda: paged.forward(q, cache.stored, logits_cap=1.0),
+        "expected a type": lambda: paged.plan(starts(QUERIES), *cache.vectors, *SIZES, q_data_type="float99"),
     }
     for words, call in mistakes.items():
         with pytest.raises(ValueError, match=words) as caught:

@@ -15,6 +15,8 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from catalog.ops.attention.fields import MaskWord
+
 
 class Packed(NamedTuple):
     """A padded batch as packed sequences.
@@ -60,12 +62,15 @@ class View:
         """The places of a padded batch's real tokens; each sequence has storage for these numbers of tokens."""
         return _packed(self.sequences or Sequences((), None), queries, keys, device)
 
-    def kernel_mask(self, queries: int, keys: int) -> Mapping[str, Any]:
-        """The fields of :class:`~catalog.torch.calls.Options` of a call with these numbers of queries and keys."""
+    def kernel_mask(self, queries: int, keys: int) -> tuple[MaskWord, int]:
+        """The mask of a call with these numbers of queries and keys, and the keys to the left that a query sees.
+
+        As of :class:`~catalog.torch.calls.Options`, in which ``right`` is 0.
+        """
         left = -1 if self.window is None or self.window >= keys else self.window - 1
         if not self.causal or (queries == 1 and left < 0 and self.sequences is None):
-            return {"mask": "no", "left": -1, "right": 0}
-        return {"mask": "bottom_right", "left": left, "right": 0}
+            return "no", -1
+        return "bottom_right", left
 
 
 @lru_cache(maxsize=64)

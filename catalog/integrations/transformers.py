@@ -26,7 +26,8 @@ except ImportError as error:
 
 from catalog.integrations.masks import LazyMask, View, mask
 from catalog.integrations.paged import Step
-from catalog.torch.calls import Options
+from catalog.ops.attention.fields import MaskWord
+from catalog.torch.calls import Layout, Options
 from catalog.torch.inputs import autocast_all, rng_state
 from catalog.torch.ops import forward
 from catalog.torch.sdpa import bias_of
@@ -95,28 +96,40 @@ def attend_strictly(
     """
     query, key, value = autocast_all(query, key, value)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    queries = query.shape[2]
-    view = _view_of(attention_mask, causal, queries, key.shape[2])
-    if view is not None and view.sequences is not None and queries == 1 and not softcap:
-        view = None  # a bias for one query costs less than packing the keys of all sequences
-    if position_bias is not None:
-        attention_mask = _biased(attention_mask, view, position_bias, queries, key)
-        view = None
-    options = Options("bshd", "no", -1, 0, scaling, softcap or 0.0, dropout, False)
-    state = rng_state(dropout, query.device)
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    nothing = (None, None, None, None)
-    if view is None and attention_mask is not None:
-        rows = (query.shape[0], query.shape[2], queries, key.shape[1])
-        bias = bias_of(attention_mask, query.dtype, rows)
-        o, lse = forward(query, key, value, bias, *nothing, state, _supported(options, query, key, value, bias))
-    elif view is not None and view.sequences is not None:
-        return _packed((query, key, value), view, options, state, s_aux), None
+    queries, keys = query.shape[2], key.shape[2]
+    word: MaskWord
+    bias = None
+    if attention_mask is None and position_bias is None and (queries == 1 or not causal):
+        word, left = "no", -1  # without a view, which takes longer: most calls of a model that decodes are such
     else:
-        view = view or View(causal=False, keys=key.shape[1])
-        key, value = key[:, : view.keys], value[:, : view.keys]
-        options = options._replace(**view.kernel_mask(queries, view.keys))
-        o, lse = forward(query, key, value, None, *nothing, state, _supported(options, query, key, value, None))
+        view = _view_of(attention_mask, causal, queries, keys)
+        if position_bias is not None:
+            attention_mask, view = _biased(attention_mask, view, position_bias, queries, key), None
+        elif view is not None and view.sequences is not None and queries == 1 and not softcap:
+            view = None  # a bias for one query costs less than packing the keys of all sequences
+        if view is None and attention_mask is not None:
+            word, left = "no", -1
+            bias = bias_of(attention_mask, query.dtype, (query.shape[0], query.shape[1], queries, keys))
+        else:
+            view = view or View(causal=False, keys=keys)
+            word, left = view.kernel_mask(queries, view.keys)
+            if view.sequences is not None:
+                tensors = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+                options = Options("packed", word, left, 0, scaling, softcap or 0.0, dropout, False)
+                return _packed(tensors, view, options, s_aux), None
+            if view.keys != keys:
+                key, value = key[:, :, : view.keys], value[:, :, : view.keys]
+    # One query has the same layout either way: then only O is transposed.
+    layout: Layout = "bhsd" if queries == 1 else "bshd"
+    if layout == "bshd":
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    options = Options(layout, word, left, 0, scaling, softcap or 0.0, dropout, False)
+    state = rng_state(dropout, query.device) if dropout else None
+    o, lse = forward(
+        query, key, value, bias, None, None, None, None, state, _supported(options, query, key, value, bias)
+    )
+    if layout == "bhsd":
+        o = o.transpose(1, 2)
     if s_aux is not None:
         o = _with_sinks(o, lse.transpose(1, 2), s_aux)
     return o, None
@@ -266,7 +279,6 @@ def _packed(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     view: View,
     options: Options,
-    state: torch.Tensor | None,
     s_aux: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of a padded batch without its padding, for which O is zeros.
@@ -278,8 +290,8 @@ def _packed(
     packed = view.packed(queries, key.shape[1], query.device)
     q = query.reshape(batch * queries, heads, -1)[packed.queries]
     k, v = (tensor.reshape(batch * key.shape[1], key.shape[2], -1)[packed.keys] for tensor in (key, value))
-    options = options._replace(layout="packed", **view.kernel_mask(queries, view.keys))
     options = _supported(options, q, k, v, None)
+    state = rng_state(options.dropout, q.device)
     o, lse = forward(q, k, v, None, None, packed.starts_q, packed.starts_k, None, state, options)
     if s_aux is not None:
         o = _with_sinks(o, lse.transpose(0, 1), s_aux)

@@ -310,7 +310,7 @@ class Plan:
             TensorError: as :meth:`bind`, or a tensor is a NumPy array and the plan is for a GPU.
             DeviceError, BuildError, ToolchainError: as :meth:`bind`.
         """
-        given = {**(inputs or {}), **tensors}
+        given = {**(inputs or {}), **tensors} if tensors or inputs is None else inputs
         device = self.services.device(self.arch).beside(given)
         paths = self.services.shared.paths
         path = None if outputs is not None or tracing.active else paths.get(self._place(device, given))

@@ -203,7 +203,8 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
-    results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor, arch) for name, tensor in tensors})
+    copied = _dense if arch == "host" else _vectors  # as ready() says, which would be asked for each tensor
+    results: Mapping[str, torch.Tensor] = plan.enqueue({name: copied(tensor) for name, tensor in tensors})
     return results
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ _HINTS = frozenset(
 
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
-        "custom_mask": "Call single_prefill_with_kv_cache for each sequence, which has masks.",
-        "packed_custom_mask": "Call single_prefill_with_kv_cache with custom_mask, a tensor of bools.",
+        "kv_cache_sf": "Convert K and V to the type of q: kernels read no elements of 4 bits.",
         "sinks": "Multiply O by torch.sigmoid(lse * math.log(2) - sinks), with the lse of return_lse.",
     }
 )
@@ -44,19 +43,6 @@ def refuse(**arguments: Any) -> None:
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) or value:
             raise UnsupportedArgumentError(f"no kernel of the catalog follows {name}", hint=_REMEDIES.get(name))
-
-
-def refuse_encoding(pos_encoding_mode: str) -> None:
-    """Check that positions are not encoded.
-
-    Raises:
-        UnsupportedArgumentError: they are.
-    """
-    if pos_encoding_mode != "NONE":
-        raise UnsupportedArgumentError(
-            f"pos_encoding_mode={pos_encoding_mode!r}: attention kernels do not encode positions",
-            hint="Rotate q and k before: catalog.torch.flash_attn_with_kvcache does it where it writes the cache.",
-        )
 
 
 def refuse_gradient(*tensors: torch.Tensor) -> None:
@@ -98,35 +84,42 @@ def tokens_first(tensor: torch.Tensor, kv_layout: KvLayout) -> torch.Tensor:
     return tensor if kv_layout == "NHD" else tensor.transpose(0, 1)
 
 
-def type_of(q: Dtype, **others: Dtype | None) -> torch.dtype:
-    """The type of q, which must be that of all tensors.
+def dtype_of(name: str, given: Dtype) -> torch.dtype:
+    """A type of PyTorch, of floats, from itself or its name.
 
     Raises:
         ArgumentError: PyTorch has no such type.
-        UnsupportedArgumentError: the types differ.
     """
-    dtype = _dtype("q_data_type", q)
-    for name, other in others.items():
-        same_type(name, other, dtype)
-    return dtype
-
-
-def same_type(name: str, given: Dtype | None, dtype: torch.dtype) -> None:
-    """Check that a type is that of q, if it is given.
-
-    Raises:
-        ArgumentError: PyTorch has no such type.
-        UnsupportedArgumentError: the types differ.
-    """
-    if given is not None and _dtype(name, given) != dtype:
-        raise UnsupportedArgumentError(f"{name} is {given}, and q is {dtype}: kernels have one type for all tensors")
-
-
-def _dtype(name: str, given: Dtype) -> torch.dtype:
     dtype = getattr(torch, given, None) if isinstance(given, str) else given
-    if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"{name}={given!r}: expected a type of PyTorch, or its name")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ArgumentError(f"{name}={given!r}: expected a type of PyTorch for floats, or its name")
     return dtype
+
+
+class Dtypes(NamedTuple):
+    """The types of Q, of K and V, and of O."""
+
+    q: torch.dtype
+    kv: torch.dtype
+    o: torch.dtype
+
+
+def dtypes_of(
+    q_data_type: Dtype | None, kv_data_type: Dtype | None, o_data_type: Dtype | None, data_type: Dtype | None = None
+) -> Dtypes:
+    """The types of a batch. ``data_type`` is that of Q, K and V where theirs is None; else Q's default is float16.
+
+    Raises:
+        ArgumentError: PyTorch has no such type.
+    """
+    q = dtype_of("q_data_type", q_data_type or data_type or torch.float16)
+    kv = dtype_of("kv_data_type", kv_data_type or data_type or q)
+    return Dtypes(q, kv, dtype_of("o_data_type", o_data_type or q))
+
+
+def converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """K or V in the type of Q, in which kernels compute; copied if it has another one."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def options_with(
@@ -176,13 +169,22 @@ def results(
     v_scale: float | None = None,
     out: torch.Tensor | None = None,
     out_lse: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    natural_lse: bool = False,
 ) -> Attended:
-    """O and FlashInfer's LSE, also written where the caller wants them; ``lse`` is the natural one."""
+    """O, of a type, and FlashInfer's LSE, also written where the caller wants them.
+
+    ``lse`` is the natural one; so is the result with ``natural_lse``, which is of base 2 otherwise.
+    """
     if v_scale is not None:
         o = o * v_scale
     if out is not None:
         o = out.copy_(o)
-    if not return_lse:
+    elif dtype is not None:
+        o = o.to(dtype)
+    if not return_lse and out_lse is None:
         return o
-    lse = (lse * _LOG2_E).contiguous()
-    return o, lse if out_lse is None else out_lse.copy_(lse)
+    lse = (lse if natural_lse else lse * _LOG2_E).contiguous()
+    if out_lse is not None:
+        lse = out_lse.copy_(lse)
+    return (o, lse) if return_lse else o

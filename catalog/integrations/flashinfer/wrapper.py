@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from catalog.errors import ArgumentError, UnsupportedArgumentError
-from catalog.integrations.flashinfer.arguments import KvLayout, as_planned, check_layout, refuse
+from catalog.integrations.flashinfer.arguments import (
+    Attended,
+    Dtypes,
+    KvLayout,
+    as_planned,
+    check_layout,
+    converted,
+    refuse,
+)
+from catalog.integrations.flashinfer.pages import PageTable, lengths_by_last_page, page_table
+from catalog.integrations.flashinfer.positions import Encoding, rotated
+from catalog.integrations.flashinfer.scores import Added
 from catalog.runtime.catalog import Catalog
 from catalog.schema.problem import Problem
 from catalog.torch.cached import KvCache
@@ -16,13 +28,12 @@ from catalog.torch.calls import Options, arch_of
 Pages = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """A paged cache: (pages, 2, page size, heads, head dim), or K and V; in HND heads come before the page's tokens."""
 
-
-class PageTable(NamedTuple):
-    """A page table: (sequences, pages), the tokens of each sequence, both int32, and the tokens of a page."""
-
-    table: torch.Tensor
-    lengths: torch.Tensor
-    size: int
+_BUFFERS = frozenset(
+    {"paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer"}
+    | {"qo_indptr_buf", "kv_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf"}
+    | {"custom_mask_buf", "mask_indptr_buf"}
+)
+"""Arguments that name the memory of captured graphs."""
 
 
 class Planned(NamedTuple):
@@ -34,9 +45,11 @@ class Planned(NamedTuple):
     q: tuple[int, int, int]
     nhead_k: int
     hdim_v: int
-    dtype: torch.dtype
+    dtypes: Dtypes
     options: Options
     window_left: int
+    encoding: Encoding
+    added: Added
 
 
 class Wrapper:
@@ -45,15 +58,25 @@ class Wrapper:
     Args:
         float_workspace_buffer: on the device of the tensors; it is not used otherwise.
         kv_layout: NHD or HND.
-        use_cuda_graph: only False.
+        use_cuda_graph: on a GPU only False; no effect on a CPU, where nothing is captured.
         use_tensor_cores: no effect.
         backend: no effect.
-        others: only None.
+        others: the buffers of captured graphs, which have no effect; else only None.
 
     Raises:
         UnsupportedArgumentError: an argument asks for what no kernel does.
         ArgumentError: there is no such layout.
     """
+
+    _UNLESS_GIVEN: ClassVar[Mapping[str, Any]] = {
+        "pos_encoding_mode": "NONE",
+        "window_left": -1,
+        "logits_soft_cap": None,
+        "sm_scale": None,
+        "rope_scale": None,
+        "rope_theta": None,
+    }
+    """The options of a plan that :meth:`forward` sets, and their defaults."""
 
     def __init__(
         self,
@@ -65,16 +88,19 @@ class Wrapper:
         backend: str = "auto",
         **others: Any,
     ) -> None:
-        if use_cuda_graph:
+        self._device = float_workspace_buffer.device
+        if use_cuda_graph and self._device.type != "cpu":
             raise UnsupportedArgumentError(
                 "use_cuda_graph=True: a captured graph would not see the page table of the next plan",
                 hint="Capture catalog.torch.flash_attn_with_kvcache, whose page table and lengths are arguments.",
             )
-        refuse(**others)
+        refuse(**{name: value for name, value in others.items() if name not in _BUFFERS})
         check_layout(kv_layout)
-        self._device = float_workspace_buffer.device
         self._layout: KvLayout = kv_layout
         self._plan: Planned | None = None
+        self._given: Mapping[str, Any] = {}
+        self.is_cuda_graph_enabled = use_cuda_graph
+        self.use_tensor_cores = use_tensor_cores
 
     def reset_workspace_buffer(self, *buffers: torch.Tensor) -> None:
         """Do nothing: the catalog's plans have their own workspaces."""
@@ -82,10 +108,58 @@ class Wrapper:
     def end_forward(self) -> None:
         """Do nothing, as in FlashInfer."""
 
-    def _set_plan(self, plan: Planned, problem: Problem) -> None:
-        """Select the kernels of a problem and build them, so that ``run`` only launches."""
+    def forward(
+        self,
+        *tensors: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        use_fp16_qk_reduction: bool = False,
+        return_lse: bool = False,
+        **options: Any,
+    ) -> Attended:
+        """``run`` with these options instead of the plan's, as FlashInfer's older interface has it.
+
+        Args:
+            tensors: those of ``run``.
+            q_scale: as of ``run``.
+            k_scale: as of ``run``.
+            v_scale: as of ``run``.
+            use_fp16_qk_reduction: no effect.
+            return_lse: as of ``run``.
+            options: options of ``plan``, by keyword: ``pos_encoding_mode``, ``window_left``, ``logits_soft_cap``,
+                ``sm_scale``, ``rope_scale``, ``rope_theta``, and ``causal`` of prefills. Those left out have their
+                defaults, not the plan's values. If they change, the batch is planned again.
+
+        Raises:
+            ArgumentError: there is no plan, or no such option.
+            CatalogError: as ``plan`` and ``run``.
+        """
+        unknown = sorted(options.keys() - self._UNLESS_GIVEN.keys())
+        if unknown:
+            raise ArgumentError(f"forward has no option {unknown[0]}: it has {', '.join(self._UNLESS_GIVEN)}")
+        if self._plan is None:
+            raise ArgumentError(f"{type(self).__name__}.forward needs a plan: call begin_forward first")
+        wanted = {**self._UNLESS_GIVEN, **options}
+        if any(self._given[name] != value for name, value in wanted.items()):
+            type(self).plan(self, **{**self._given, **wanted})  # type: ignore[attr-defined]
+        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        result: Attended = self.run(*tensors, **scales, return_lse=return_lse)  # type: ignore[attr-defined]
+        return result
+
+    def forward_return_lse(self, *tensors: Any, **options: Any) -> Attended:
+        """:meth:`forward` with ``return_lse=True``."""
+        return self.forward(*tensors, **options, return_lse=True)
+
+    def _set_plan(self, plan: Planned, problem: Problem, given: Mapping[str, Any]) -> None:
+        """Select the kernels of a problem and build them, so that ``run`` only launches.
+
+        ``given`` are the local variables of ``plan`` at its beginning, its arguments.
+        """
         Catalog.select(problem, arch=arch_of(self._device)).build()
         self._plan = plan
+        self._given = {name: value for name, value in given.items() if name not in ("self", "others", "__class__")}
+        self._given |= given.get("others", {})
 
     def _planned(self, q: torch.Tensor, window_left: int | None, **refused: Any) -> Planned:
         """The plan, which the arguments of ``run`` must fit."""
@@ -94,7 +168,7 @@ class Wrapper:
             raise ArgumentError(f"{type(self).__name__}.run needs a plan: call plan first")
         if window_left not in (None, self._plan.window_left):
             raise ArgumentError(f"window_left={window_left}, and the plan is for window_left={self._plan.window_left}")
-        as_planned("q", q, self._plan.q, self._plan.dtype)
+        as_planned("q", q, self._plan.q, self._plan.dtypes.q)
         return self._plan
 
 
@@ -104,42 +178,27 @@ class PagedWrapper(Wrapper):
     _pages: PageTable
 
     def _cache(self, cache: Pages, plan: Planned) -> KvCache:
-        """A paged cache as kernels read it, not copied: (pages, page size, heads, head dim)."""
+        """A paged cache as kernels read it: (pages, page size, heads, head dim).
+
+        It is not copied, unless K is rotated, or K and V have another type than Q: then the used pages are.
+        """
         k, v = cache.unbind(1) if isinstance(cache, torch.Tensor) else cache
         if self._layout == "HND":
             k, v = k.transpose(1, 2), v.transpose(1, 2)
-        of_page = (k.shape[0], self._pages.size, plan.nhead_k)
-        as_planned("the cache of K", k, (*of_page, plan.q[2]), plan.dtype)
-        as_planned("the cache of V", v, (*of_page, plan.hdim_v), plan.dtype)
-        return KvCache(k, v, self._pages.table)
+        pages = self._pages
+        of_page = (k.shape[0], pages.size, plan.nhead_k)
+        as_planned("the cache of K", k, (*of_page, plan.q[2]), plan.dtypes.kv)
+        as_planned("the cache of V", v, (*of_page, plan.hdim_v), plan.dtypes.kv)
+        if not plan.encoding.rotates and plan.dtypes.kv == plan.dtypes.q:
+            return KvCache(k, v, pages.table)
+        k, v = (converted(pages.copies(tensor), plan.dtypes.q) for tensor in (k, v))
+        if plan.encoding.rotates and len(pages.used):
+            k = rotated(k.flatten(0, 1), pages.positions, plan.encoding).unflatten(0, (-1, pages.size))
+        return KvCache(k, v, pages.of_copies)
 
     def _page_table(
         self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, page_size: int, batch: int
     ) -> PageTable:
-        """The pages of ``batch`` sequences as a table, from FlashInfer's three vectors."""
-        starts, last = (tensor.to("cpu", torch.int64) for tensor in (indptr, last_page_len))
-        if tuple(starts.shape) != (batch + 1,) or tuple(last.shape) != (batch,):
-            raise ArgumentError(
-                f"indptr {tuple(starts.shape)} and last_page_len {tuple(last.shape)} do not fit {batch} sequences: "
-                f"expected ({batch + 1},) and ({batch},)"
-            )
-        counts = starts.diff()
-        if bool(starts[0] != 0) or bool((counts < 0).any()) or int(starts[-1]) > indices.shape[0]:
-            raise ArgumentError(
-                f"indptr is {starts.tolist()}: must ascend from 0 to at most {indices.shape[0]}, the number of indices"
-            )
-        if bool(((counts > 0) & ((last < 1) | (last > page_size))).any()):
-            raise ArgumentError(f"last_page_len is {last.tolist()}: must be from 1 to page_size={page_size}")
-        # The width is a power of two, so a sequence that grows is seldom another problem.
-        width = 1 << (max([1, *counts.tolist()]) - 1).bit_length()
-        table = torch.zeros((batch, width), dtype=torch.int32, device=self._device)
-        table[(torch.arange(width) < counts[:, None]).to(self._device)] = indices[: int(starts[-1])].to(table)
-        lengths = torch.where(counts > 0, (counts - 1) * page_size + last, 0).to(table)
-        return PageTable(table, lengths, page_size)
-
-    @staticmethod
-    def _unwritten(pages: PageTable, nhead_k: int, hdim_q: int, hdim_v: int) -> KvCache:
-        """The shapes of the smallest cache that has all pages of a table; that of ``run`` may have more."""
-        count = max(1, int(pages.table.max()) + 1 if pages.table.numel() else 1)
-        k, v = (torch.empty(count, pages.size, nhead_k, hdim, device="meta") for hdim in (hdim_q, hdim_v))
-        return KvCache(k, v, pages.table)
+        """The pages of ``batch`` sequences, from FlashInfer's three vectors."""
+        lengths = lengths_by_last_page(indptr, indices, last_page_len, page_size, batch)
+        return page_table(indptr, indices, lengths, page_size, self._device)

@@ -152,9 +152,7 @@ class Generator(ABC):
                 pool.shutdown(cancel_futures=True)
             return {run: one.result() for one, run in listed.items()}
 
-    def _list(
-        self, run: Run, scratch: Path, stop: threading.Event, kernel: Callable[[str], str | None]
-    ) -> list[str]:
+    def _list(self, run: Run, scratch: Path, stop: threading.Event, kernel: Callable[[str], str | None]) -> list[str]:
         """The names that a run lists; ``kernel`` reads a line as :meth:`kernel` does."""
         scratch.mkdir()
         output = run_generator(run.command, scratch, self.timeout, stop)

@@ -129,18 +129,21 @@ def test_forward_and_backward_agree_with_pytorch(catalog: Catalog, hdim: int, ma
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_functions_for_pytorch_run_on_the_gpu(causal: bool) -> None:
+@pytest.mark.parametrize("queries", [300, 3])
+def test_functions_for_pytorch_run_on_the_gpu(causal: bool, queries: int) -> None:
+    """Few queries split the keys."""
     torch = pytest.importorskip("torch")
     from catalog.torch import flash_attn_func, scaled_dot_product_attention
 
-    q = torch.randn(2, 8, 300, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    q = torch.randn(2, 8, queries, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn(2, 2, 300, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     o = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     grad = torch.randn_like(o)
     pairs = [(o, expected)]
     pairs += zip(torch.autograd.grad(o, (q, k, v), grad), torch.autograd.grad(expected, (q, k, v), grad), strict=True)
-    of_tokens_first = flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal)
-    pairs.append((of_tokens_first.transpose(1, 2), expected))
+    if queries == 300 or not causal:  # flash-attn's last query sees all keys
+        of_tokens_first = flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal)
+        pairs.append((of_tokens_first.transpose(1, 2), expected))
     for actual, wanted in pairs:
         assert (actual.float() - wanted.float()).norm() < 1e-2 * wanted.float().norm()

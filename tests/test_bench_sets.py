@@ -279,6 +279,7 @@ def test_nothing_to_time_is_a_failure(bench: Callable[..., Result], tmp_path: Pa
     assert read_csv(tmp_path / "rows.csv") == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_files_with_what_is_done(catalog: Catalog, tmp_path: Path) -> None:
     shapes, in_csv, in_json = tmp_path / "mine.yaml", tmp_path / "rows.csv", tmp_path / "rows.json"
     shapes.write_text(HEADER + SLOW)

@@ -131,6 +131,7 @@ def test_the_file_system_of_this_machine_and_of_none(tmp_path: Path) -> None:
     assert (unknown.type, unknown.network, unknown.locks) == ("", False, True)
 
 
+@pytest.mark.slow
 def test_a_builder_that_died_on_another_machine_is_succeeded(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import command
 import pytest
 from build_tools import build, library
-from conftest import slow_but
 
 from catalog.backends import target_of, toolset_of
 from catalog.build.export import wrap
@@ -193,9 +192,8 @@ def entries(path: Path) -> dict[str, Entry]:
     return {table[index].name.decode(): table[index] for index in range(count.value)}
 
 
-@pytest.mark.parametrize(
-    "form", slow_but([ProjectFormat.MAKE], ProjectFormat), ids=[form.value for form in ProjectFormat]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ProjectFormat, ids=[form.value for form in ProjectFormat])
 def test_every_header_is_compiled_listed_by_name_and_launched(
     form: ProjectFormat, generated: Path, tmp_path: Path
 ) -> None:

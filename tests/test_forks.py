@@ -144,6 +144,7 @@ for row in DataLoader(Rows(), batch_size=None, num_workers=2, multiprocessing_co
     parent(script, copied(host_file, tmp_path))
 
 
+@pytest.mark.slow
 def test_parent_and_child_have_connections_of_their_own(host_file: Path, tmp_path: Path) -> None:
     """The log that the child writes to outlives the parent's connection, and what both have written is there."""
     path = copied(host_file, tmp_path)
@@ -175,6 +176,7 @@ assert ended(pid) == 0
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_fork_amid_a_transaction_leaves_the_file_to_the_parent(host_file: Path, tmp_path: Path) -> None:
     script = """
 catalog_file = sys.modules["catalog.runtime.catalog_file"]

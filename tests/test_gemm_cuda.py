@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from gemm_problems import rows
@@ -12,6 +14,7 @@ from gemm_problems import rows
 from catalog.errors import BuildError, SelectionError
 from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
+from catalog.ops.gemm.cluster_time import cluster_work, parts_in_clusters
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.traits import Dtype
 from catalog.registry.query import Query, run
@@ -43,25 +46,47 @@ def test_stages_fill_the_shared_memory_of_a_block(catalog: Catalog) -> None:
     ("size", "asked", "tile", "parts"),
     [
         ((4096, 4096, 4096), 0, (128, 256), 1),
-        ((1024, 1024, 1024), 0, (128, 64), 1),
-        ((256, 4096, 4096), 0, (128, 128), 2),
-        ((256, 4096, 4096), 1, (128, 64), 1),
+        ((1024, 1024, 1024), 0, (64, 128), 1),
+        ((256, 4096, 4096), 0, (64, 128), 1),
+        ((256, 4096, 4096), 1, (64, 128), 1),
         ((256, 4096, 4096), 5, (128, 192), 5),
         ((64, 4096, 14336), 0, (64, 64), 2),
         ((16, 14336, 4096), 0, (16, 128), 1),
         ((1, 4096, 4096), 0, (8, 64), 2),
-        ((1, 1, 0), 0, (8, 64), 1),
+        ((1, 1, 0), 0, (8, 128), 1),
+        ((2912, 1024, 4152), 0, (128, 256), 1),
+        ((557, 1024, 14336), 0, (128, 192), 4),
     ],
 )
 def test_tiles_and_parts_of_k_fit_the_problem(
     catalog: Catalog, size: tuple[int, int, int], asked: int, tile: tuple[int, int], parts: int
 ) -> None:
-    """With the parts of K that the catalog chooses, the fastest on an H200, or as fast within the noise."""
     m, n, k = size
     problem = GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=asked)
     (kernel,) = catalog.select(problem, arch="sm_90").kernels
     assert (kernel.algorithm.tile_m, kernel.algorithm.tile_n) == tile
     assert wanted_splits(problem, (kernel,), 132) == parts
+
+
+@pytest.mark.parametrize("asked", [0, 1, 3, 8])
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [((406, 7168, 5120), "rrr"), ((2606, 9622, 1024), "rcr"), ((3, 1483, 12345), "crr"), ((130, 520, 64), "ccr")],
+)
+def test_static_order_and_parts_of_k_are_of_one_model(
+    catalog: Catalog, size: tuple[int, int, int], layout: str, asked: int
+) -> None:
+    m, n, k = size
+    problem = GemmProblem(m=m, n=n, k=k, layout=layout, dtype="bf16", k_batch=asked)
+
+    def time_of(kernel: Any) -> float:
+        parts = {0: parts_in_clusters(problem, kernel.algorithm, 132), 3: 2}.get(asked, asked)
+        return cluster_work(problem, kernel.algorithm, parts, 132).time
+
+    ordered = catalog.candidates(problem, arch="sm_90", limit=100, static=True)
+    times = [time_of(candidate.kernel) for candidate in ordered]
+    assert len(times) > 10
+    assert all(time <= then * (1 + 1e-12) for time, then in pairwise(times))
 
 
 def test_types_without_rows_are_refused(catalog: Catalog) -> None:
@@ -108,7 +133,8 @@ def test_work_follows_the_parts_of_k_and_rows_that_are_no_vectors(catalog: Catal
 
     whole, halves = work(k_batch=1), work(k_batch=2)
     assert (whole["parts"], halves["parts"]) == (0, 1)
+    assert (whole["shared"], halves["shared"]) == (0, 64 * kernel.algorithm.tile_n)
     assert (whole["waves"], halves["depth"]) == (halves["waves"], whole["depth"] / 2)
     assert work(k_batch=0) == halves, "selection reckons with the parts that a launch has"
     assert (whole["copied"], work(k=131)["copied"]) == (0, (64 + 4096) * 131)
-    assert (whole["scattered"], work(n=4095)["scattered"]) == (0, work(n=4095)["results"])
+    assert (whole["scattered"], work(n=4095)["scattered"]) == (0, 4095)

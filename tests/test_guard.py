@@ -259,6 +259,7 @@ def test_what_cannot_fit_into_memory_is_refused_before_anything_starts(
     assert processes() == 0
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_process_counts_as_its_memory(new: Catalog) -> None:
     script = (
         "import resource, sys\nfrom catalog import Catalog, Problem\n"
@@ -270,6 +271,7 @@ def test_a_limit_of_the_process_counts_as_its_memory(new: Catalog) -> None:
     assert "this process may use 4,294,967,296 bytes of memory" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_quarantine_ends_by_itself(
     catalog: Catalog, flaw: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -242,6 +242,7 @@ def test_an_exported_project_compiles_and_its_kernels_are_right(catalog: Run, tm
         run_entry(entry, ops.problem_of(FIELDS))
 
 
+@pytest.mark.slow
 def test_it_goes_to_other_catalogs(catalog: Run, tmp_path: Path) -> None:
     with Catalog(tmp_path / "catalog.db") as own:
         here = partial(catalog, CATALOG_CACHE_DIR=fill(tmp_path / "own", own.kernels("lanes > 0")))

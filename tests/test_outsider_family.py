@@ -85,6 +85,7 @@ def test_the_family_conforms_and_is_tuned(with_family: Run, monkeypatch: pytest.
     assert tuned["kernels"] == 6
 
 
+@pytest.mark.slow
 def test_kernels_of_a_removed_family_are_reported(with_family: Run, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "gemv-1.2.dist-info")
     forget_packages()

@@ -266,6 +266,7 @@ def test_an_empty_catalog_says_what_is_missing_and_how_to_get_it(tmp_path: Path)
     assert "catalog populate --arch host" in text
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path: Path) -> None:
     done = command.catalog("report", "--out", tmp_path / "out", "--arch", "host", "--peaks", db=filled.path)
     assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "out" / "index.html")), done.stderr

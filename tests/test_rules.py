@@ -271,6 +271,7 @@ def test_a_catalog_of_a_newer_program_is_refused(copied: Catalog) -> None:
         copied.populate("gfx950")
 
 
+@pytest.mark.slow
 def test_the_log_of_changes_does_not_stay_large(tmp_path: Path) -> None:
     with Catalog(tmp_path / "catalog.db") as catalog:
         catalog.populate("gfx1201")

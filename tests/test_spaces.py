@@ -84,6 +84,7 @@ def test_ctrl_c_ends_a_statement_that_makes_rows(copied: Catalog) -> None:
     assert copied.connection.execute("SELECT 1").fetchone()[0] == 1, "the connection is of use as before"
 
 
+@pytest.mark.slow
 def test_another_restriction_replaces_the_rows_of_the_space(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
     config = DATA / "sweeps" / "fwd_ci.json"
@@ -127,6 +128,7 @@ def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None
     assert not catalog.connection.execute(f"SELECT count(*) FROM attention_row WHERE {where}").fetchone()[0]
 
 
+@pytest.mark.slow
 def test_the_headers_refuse_rows_of_a_sweep_before_a_compiler_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -368,6 +368,7 @@ def test_replay_takes_the_seed_of_runs_without_inputs(catalog, file):
     assert (done.inputs, done.verified) == ("seed 11", True)
 
 
+@pytest.mark.slow
 def test_tuning_a_trace_takes_what_was_used_most_time_first(traced, tmp_path):
     db = tmp_path / "catalog.db"
     options = ["--candidates", 1, "--format", "json"]

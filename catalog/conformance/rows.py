@@ -144,7 +144,7 @@ def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
         )
         if not columns_read(rule.expr, of) and not asks:
             yield failed("rules name columns", f"{scope}: {rule.id}", f"{rule.expr!r} names no column of the kernels")
-    orders = [(family, expr) for family, select in spec.select.items() for expr in select.order]
+    orders = [(family, expr) for family in spec.select for expr in spec.order_of(family)]
     for family, expr in orders:
         if not columns_read(expr, of):
             yield failed("rules name columns", f"select.{family}.order", f"{expr!r} names no column of the kernels")

@@ -90,7 +90,7 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
     for family, select in spec.select.items():
         for i, rule in enumerate(select.rules):
             yield row("applicability", family, i, rule.model_dump(exclude={"spaces"}))
-        for i, expr in enumerate(select.order):
+        for i, expr in enumerate(spec.order_of(family)):
             yield row("order", family, i, {
                 "id": f"order_{i}", "expr": expr, "reason": "static order of the applicable kernels", "source": "",
             })  # fmt: skip

@@ -12,6 +12,9 @@ from catalog.errors import ProblemError
 from catalog.ops import operation_of
 from catalog.schema.problem import Problem
 
+_ALWAYS_THERE = 2**24
+"""Bytes that every process has: more than this is compared with what the machine and the process may use."""
+
 _ANY_SPLITS = 4096
 """An upper bound on the number of splits: a few are chosen per thread."""
 
@@ -37,11 +40,11 @@ def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
 
 def surely_fits(problem: Problem) -> bool:
     """Whether a run fits into this machine's memory for any number of splits: a cheap first check."""
-    if not problem.divided:
-        return problem.bytes <= memory_bytes()
-    operation = operation_of(problem)
-    partials = operation.partial_bytes(problem, operation.stated_splits(problem) or _ANY_SPLITS)
-    return problem.bytes + sum(partials.values()) <= memory_bytes()
+    needed = problem.bytes
+    if problem.divided:
+        operation = operation_of(problem)
+        needed += sum(operation.partial_bytes(problem, operation.stated_splits(problem) or _ANY_SPLITS).values())
+    return needed <= _ALWAYS_THERE or needed <= memory_bytes()
 
 
 def check_memory(problem: Problem) -> None:

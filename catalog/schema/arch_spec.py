@@ -372,7 +372,7 @@ class ArchSpec(_Spec):
     header_rules: list[HeaderRule] = Field([], description="what upstream's headers demand of kernels to compile")
     invariants: list[Invariant] = []
     relations: dict[str, Relation] = Field({}, description="tables of facts that enumerations join")
-    quantities: dict[str, str] = Field({}, description="SQL over columns and earlier quantities, named in rules")
+    quantities: dict[str, str] = Field({}, description="SQL over columns, parameters and earlier quantities")
     constraints: list[SharedRule] = Field([], description="constraints of several enumerations")
     enumerations: dict[str, Enumeration] = {}
     sweeps: dict[str, list[str]] = Field({}, description="enumerations of each variant of sweep files")
@@ -435,6 +435,10 @@ class ArchSpec(_Spec):
 
     def _over_columns(self, rule: _R) -> _R:
         return rule.model_copy(update={"expr": expanded(rule.expr, self.quantities)})
+
+    def order_of(self, family: str) -> list[str]:
+        """The static order of a family, as expressions over the columns of kernels and parameters."""
+        return [expanded(expr, self.quantities) for expr in self.select[family].order]
 
     def yields_of(self, family: str) -> dict[str, Yield]:
         """The yield of each enumeration that makes kernels of ``family``."""

@@ -146,7 +146,7 @@ def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tupl
     for family, select in spec.select.items():
         for i, rule in enumerate(select.rules):
             yield f"select.{family}.rules[{i}].expr", rule.expr, of_selection
-        for i, expr in enumerate(select.order):
+        for i, expr in enumerate(spec.order_of(family)):
             yield f"select.{family}.order[{i}]", expr, of_selection
 
 

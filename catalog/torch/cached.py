@@ -5,7 +5,7 @@ Without gradients, and not traced by :func:`torch.compile`, whose graphs break a
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,15 +13,11 @@ import torch
 from catalog.errors import ArgumentError, SelectionError, TensorError, UsageError
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
-from catalog.threads import usable_cores
-from catalog.torch.calls import Options, Shape, arch_of, dtype_of, in_place, ready
+from catalog.torch.calls import Options, Shape, arch_of, dtype_of, in_place, ready, splits_keys
 from catalog.torch.flash import Window, options_of, slopes_of
 
 Rope = Literal["no", "inter", "half"]
 Slopes = Literal["no", "1h", "bh"]
-
-_TILE = 64
-"""Queries that a kernel processes at a time, about."""
 
 
 class KvCache(NamedTuple):
@@ -250,18 +246,9 @@ def attention_problem(
         ProblemError: sizes or options are outside of what a problem may have.
     """
     heads_k = store.k.shape[2]
-    tiles = -(-q[1] * q[2] // max(heads_k, 1) // _TILE)
-    few = num_splits == 0 and q[0] * heads_k * tiles < _units(device)
+    few = num_splits == 0 and splits_keys(device, q[0], q[1] * q[2], heads_k)
     splits = num_splits if num_splits > 1 else 0 if few else 1
     return _attend_problem(q, store.v.shape[-1], heads_k, store.capacity, store.paging, dtype, slopes, splits, options)
-
-
-@cache
-def _units(device: torch.device) -> int:
-    """The number of parts of a device that compute at once."""
-    if device.type == "cpu":
-        return usable_cores()
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _check_together(

@@ -14,6 +14,7 @@ from catalog.ops.attention.fields import MaskWord
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Dtype
 from catalog.runtime.catalog import Catalog
+from catalog.threads import usable_cores
 
 Shape = tuple[int, ...]
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -25,6 +26,10 @@ _DTYPES: Mapping[torch.dtype, Dtype] = MappingProxyType(
 _REMEDIES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float64: "Kernels compute in float32: pass .float() tensors, and call .double() on the result."}
 )
+_TILE = 64
+"""Queries that a kernel processes at a time, about."""
+_ROWS_OF_DECODING = 16
+"""The rows of a tile of GPU kernels for decoding."""
 _VECTOR_BYTES = 16
 """Bytes that GPU kernels load at once; rows must start at multiples of it."""
 
@@ -90,7 +95,7 @@ def sizes_of(shape: Shape, layout: Layout) -> Sizes:
 class Case(NamedTuple):
     """The key of a problem, with all sizes last: problems are cached by it, and derived from others of other sizes."""
 
-    op: Literal["fwd", "bwd", "pagedkv"]
+    op: Literal["fwd", "bwd", "pagedkv", "splitkv"]
     dtype: torch.dtype
     bias: Literal["no", "bias", "alibi"]
     bias_dims: Literal["1h", "bh"]
@@ -168,10 +173,10 @@ def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:
     }
     if case.op == "pagedkv":
         fields |= {"page_size": page_size}
-    else:
+    elif options.layout != "packed":
+        fields |= {"layout": options.layout}
+    if case.op in ("fwd", "bwd"):
         fields |= {"dropout": options.dropout}
-        if options.layout != "packed":
-            fields |= {"layout": options.layout}
     if case.op == "bwd":
         fields |= {"dbias": case.dbias, "dlse": case.dlse, "deterministic": options.deterministic}
     else:
@@ -236,6 +241,32 @@ def arch_of(device: torch.device) -> str:
     if torch.version.hip is not None:
         return str(facts.gcnArchName).partition(":")[0]
     return f"sm_{facts.major}{facts.minor}"
+
+
+def splits_keys(device: torch.device, batch: int, rows: int, heads_k: int) -> bool:
+    """Whether a forward takes less time with its keys divided into parts, which are computed in parallel.
+
+    That holds where its queries keep only some parts of the device busy. On a GPU it also holds in decoding, whatever
+    the batch: a tile of those kernels has the rows of all query heads that share a head of K.
+
+    Args:
+        device: where the tensors are.
+        batch: number of sequences.
+        rows: the queries of all heads of a sequence.
+        heads_k: heads of K and V.
+    """
+    rows_of_head = -(-rows // max(heads_k, 1))
+    if device.type != "cpu" and rows_of_head <= _ROWS_OF_DECODING:
+        return True
+    return batch * heads_k * -(-rows_of_head // _TILE) < _units(device)
+
+
+@cache
+def _units(device: torch.device) -> int:
+    """The number of parts of a device that compute at once."""
+    if device.type == "cpu":
+        return usable_cores()
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def ready(tensor: torch.Tensor, arch: str) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch import library
 
 from catalog.errors import TensorError, UsageError
 from catalog.torch import watchers
-from catalog.torch.calls import Case, Options, Shape, call, call_elsewhere, sizes_of
+from catalog.torch.calls import Case, Options, Shape, call, call_elsewhere, sizes_of, splits_keys
 from catalog.torch.dispatch import below, differentiable
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
@@ -102,13 +102,16 @@ def _run_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     paged = block_table is not None
     lengths_q = _lengths(cu_seqlens_q)
+    plain = bias is None and alibi_slopes is None and rng_state is None
+    chosen = Options(*options)
+    splits = plain and q.is_cuda and _splits_keys(q, k, chosen)
     case = Case(
-        "pagedkv" if paged else "fwd",
+        "pagedkv" if paged else "splitkv" if splits else "fwd",
         q.dtype,
         *_bias_of(bias, alibi_slopes),
         False,
         False,
-        Options(*options),
+        chosen,
         q.shape,
         k.shape,
         v.shape,
@@ -122,6 +125,14 @@ def _run_fwd(
         tensors += [("block_table", block_table), ("seqlens_k", torch.diff(cu_seqlens_k).to(q.device))]
     results = call(case, q.device, tensors)
     return results["o"], results["lse"]
+
+
+def _splits_keys(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
+    """Whether a forward of sequences that are not packed should split the keys."""
+    if options.layout == "packed":
+        return False
+    sizes, heads_k = sizes_of(q.shape, options.layout), sizes_of(k.shape, options.layout).heads
+    return splits_keys(q.device, sizes.batch, sizes.tokens * sizes.heads, heads_k)
 
 
 def _run_bwd(

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from catalog.backends import backend_of
-from catalog.ops.gemm.parts import parts_in_clusters, parts_of, resident
+from catalog.ops.gemm.cluster_time import MOST_PARTS, cluster_work, parts_in_clusters
+from catalog.ops.gemm.parts import parts_of
 from catalog.ops.gemm.traits import Pipeline
 from catalog.schema.problem_tensors import bytes_of_element
 
@@ -66,33 +67,26 @@ def _gpu_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str,
 
 
 def _cluster_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, float]:
-    """Terms for blocks of clusters that share a tile of C, a part of K for each.
+    """Terms for blocks of clusters that share a tile of C, a part of K for each: the static order, and what it sums.
 
-    A step multiplies, or it waits for its loads, or for the step before. Rows of C that are no multiples of 16 bytes
-    are written element by element, and such rows of A and B are copied first.
+    Rows of C that are no multiples of 16 bytes are written element by element, and such rows of A and B are copied
+    first.
     """
-    algorithm = kernel.algorithm
-    tile_m, tile_n = algorithm.tile_m, algorithm.tile_n
     m, n, k = _extents(problem)
-    tiles = -(-m // tile_m) * -(-n // tile_n) * _products(problem)
-    deep = -(-k // algorithm.tile_k)
-    parts = problem.k_batch or parts_in_clusters(tiles, deep, units)
-    steps = -(-deep // parts) * algorithm.tile_k
-    waves = math.ceil(tiles * parts / resident(parts, units))
-    share = tiles * parts / units
-    edges = min(tile_m, m) + min(tile_n, n)
-    cycles = max(tile_m * tile_n / 32, 1.6 * edges, 200)  # of 64 of the depth, as in the static order
+    parts = problem.k_batch or parts_in_clusters(problem, kernel.algorithm, units)
+    work = cluster_work(problem, kernel.algorithm, 1 << min(parts, MOST_PARTS).bit_length() - 1, units)
     rows = {"a": (m, k) if problem.layout[0] == "r" else (k, m), "b": (n, k) if problem.layout[1] == "c" else (k, n)}
     return {
         "launch": 1.0,
-        "waves": waves,
-        "depth": waves * steps,
-        "cycles": waves * steps * cycles,
-        "results": waves * tile_m * tile_n,
-        "scattered": waves * tile_m * tile_n if n % 8 else 0.0,
+        "time": work.time,
+        "waves": float(work.waves),
+        "depth": 64.0 * work.steps,
+        "cycles": work.cycles,
+        "results": work.results,
+        "scattered": work.scattered + work.scattered_sums,
         "copied": float(sum(count * width for count, width in rows.values() if count > 1 and width % 8)),
-        "parts": parts - 1.0,
-        "all": share * steps * tile_m * tile_n,
+        "parts": work.waves * (work.parts - 1.0),
+        "shared": work.shared,
         "traffic": float(problem.traffic),
     }
 

@@ -217,18 +217,28 @@ class GemmEpilogue {
     template <int width>
     __device__ __forceinline__ void finish_part(int batch, int first_row, int first_column, std::uint32_t address,
                                                 int part, int splits) const {
-        constexpr int in_row = 64 / width, all = Shape::piece_rows * in_row;
-        const int count = all / splits;
-        for (int i = part * count + thread; i < (part + 1) * count; i += 128) {
-            const int row = i / in_row, column = i % in_row * width;
-            if (first_row + row >= call.m || first_column + column >= call.n) continue;
-            float x[width] = {};
-            const std::uint32_t there = address + place(row, column);
+        constexpr int in_row = 64 / width, apart = 128 / in_row;  // rows of a thread
+        constexpr int at_once = width == 1 ? 4 : 1;               // so that threads wait less for single elements
+        const int count = Shape::piece_rows / splits, column = thread % in_row * width;
+        const int end = min((part + 1) * count, call.m - first_row);
+        if (first_column + column >= call.n) return;
+        for (int first = part * count + thread / in_row; first < end; first += at_once * apart) {
+            float x[at_once][width] = {};
+            const auto each = [&](auto&& add) {
+#pragma unroll
+                for (int i = 0; i < at_once; ++i)
+                    if (first + i * apart < end) add(x[i], address + place(first + i * apart, column));
+            };
             if (splits == 1)
-                read(x, there);
+                each([](auto& sums, std::uint32_t there) { read(sums, there); });
             else
-                for (int rank = 0; rank < splits; ++rank) add_remote(x, shared_address_of(there, rank));
-            finish<Row>(call, batch, first_row + row, first_column + column, x);
+                for (int rank = 0; rank < splits; ++rank)
+                    each([&](auto& sums, std::uint32_t there) { add_remote(sums, shared_address_of(there, rank)); });
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int row = first + i * apart;
+                if (row < end) finish<Row>(call, batch, first_row + row, first_column + column, x[i]);
+            }
         }
     }
 

@@ -244,11 +244,11 @@ inline std::int32_t launch_gemm_wgmma(const catalog_args* given, cudaStream_t st
     if (args.batch == 0 || args.m == 0 || args.n == 0) return CATALOG_OK;
     if (!valid_tensors(args, Row::num_d)) return CATALOG_BAD_ARGUMENT;
     if (args.k == 0) return launch_readable<Row>(args, stream);
-    const ReadableCopy<T> a(args.a, args.batch, Row::a_along ? args.m : args.k, Row::a_along ? args.k : args.m, stream);
-    const ReadableCopy<T> b(args.b, args.batch, Row::b_along ? args.n : args.k, Row::b_along ? args.k : args.n, stream);
-    if (a.status != CATALOG_OK || b.status != CATALOG_OK) return std::max(a.status, b.status);
-    args.a = a.tensor;
-    args.b = b.tensor;
+    ReadableCopies<T> copies(stream);
+    copies.add(args.a, args.batch, Row::a_along ? args.m : args.k, Row::a_along ? args.k : args.m);
+    copies.add(args.b, args.batch, Row::b_along ? args.n : args.k, Row::b_along ? args.k : args.n);
+    copies.run();
+    if (copies.status != CATALOG_OK) return copies.status;
     return launch_readable<Row>(args, stream);
 }
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 

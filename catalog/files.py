@@ -19,9 +19,12 @@ import stat
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from catalog.errors import CatalogError, UsageError
+
+StrPath: TypeAlias = str | os.PathLike[str]
+"""A path that the user names. Public functions take it, and make it a ``Path`` before they use it."""
 
 MOST_TEXT_BYTES = 16 * 2**20
 """Size limit of files that people write by hand: a spec, a set of shapes, a sweep, a filter."""

@@ -224,7 +224,8 @@ def tables() -> str:
 
 def python() -> str:
     """The classes and functions that programs use, by their docstrings."""
-    about = "`catalog` has `Catalog`, `Problem`, `CatalogError` and `trace`; the rest is imported from its module."
+    about = "`catalog` has `Catalog`, `Problem`, `CatalogError` and `trace`; the rest is imported from its module. "
+    about += "Where a function takes a path, it may be text, a `Path` or any other `os.PathLike`."
     text = ["# Python", about]
     for chapter, things in _PYTHON:
         text += [f"## {chapter}", *(f"::: {thing}" for thing in things)]

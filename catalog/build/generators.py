@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -133,12 +134,14 @@ class Generator(ABC):
             GeneratorError: a run fails, takes too long, writes too much, or lists something else.
         """
         stop = threading.Event()
+        kernel = cache(self.kernel)  # receipts have most of their lines in common
         with (
             tempfile.TemporaryDirectory(prefix="catalog-lists-") as scratch,
             ThreadPoolExecutor(os.cpu_count()) as pool,
         ):
             listed = {
-                pool.submit(self._list, run, Path(scratch, str(number)), stop): run for number, run in enumerate(runs)
+                pool.submit(self._list, run, Path(scratch, str(number)), stop, kernel): run
+                for number, run in enumerate(runs)
             }
             try:
                 for ended, one in enumerate(as_completed(listed), start=1):
@@ -149,7 +152,8 @@ class Generator(ABC):
                 pool.shutdown(cancel_futures=True)
             return {run: one.result() for one, run in listed.items()}
 
-    def _list(self, run: Run, scratch: Path, stop: threading.Event) -> list[str]:
+    def _list(self, run: Run, scratch: Path, stop: threading.Event, kernel: Callable[[str], str | None]) -> list[str]:
+        """The names that a run lists; ``kernel`` reads a line as :meth:`kernel` does."""
         scratch.mkdir()
         output = run_generator(run.command, scratch, self.timeout, stop)
         program, listing = run.command[1], scratch / run.listing
@@ -162,7 +166,7 @@ class Generator(ABC):
         names: list[str | None] = []
         for number, line in enumerate(lines, start=1):
             try:
-                names.append(self.kernel(line))
+                names.append(kernel(line))
             except ValueError as error:
                 raise GeneratorError(
                     f"{program}: line {number} of the list for {run.about} is not {error}: {line[:300]!r}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.5
 _PIECE_BYTES = 2**16
 
 # These variables add search paths and output files that content keys do not cover.

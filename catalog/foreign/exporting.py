@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from catalog import settings
 from catalog.errors import ProblemError, UsageError
-from catalog.files import write_file
+from catalog.files import StrPath, write_file
 from catalog.foreign.formats import Format, read_format
 from catalog.ops import operation_of, problem_of_key
 from catalog.registry.foreign import VIEW
@@ -23,7 +23,7 @@ _FORMAT = "aiter-csv"
 
 
 def export_tuned(
-    catalog: Catalog, out: Path, *, table: str | None = None, arch: str | None = None, superseded: bool = False
+    catalog: Catalog, out: StrPath, *, table: str | None = None, arch: str | None = None, superseded: bool = False
 ) -> dict[Path, int]:
     """Write the imported tables of aiter to the folder ``out``, one file each, and return the numbers of rows.
 
@@ -55,7 +55,7 @@ def export_tuned(
 
 
 def export_untuned(
-    catalog: Catalog, out: Path, *, table: str | None = None, arch: str | None = None
+    catalog: Catalog, out: StrPath, *, table: str | None = None, arch: str | None = None
 ) -> dict[Path, int]:
     """Write the recorded misses as untuned tables of aiter, as :func:`export_tuned` does.
 
@@ -81,13 +81,15 @@ def export_untuned(
     return _written(out, {name: list(rows.values()) for name, rows in found.items()}, form, "miss")
 
 
-def _written(out: Path, tables: Mapping[str, Sequence[Mapping[str, str]]], form: Format, what: str) -> dict[Path, int]:
+def _written(
+    out: StrPath, tables: Mapping[str, Sequence[Mapping[str, str]]], form: Format, what: str
+) -> dict[Path, int]:
     if not tables:
         raise UsageError(
             f"nothing to export: the catalog has no such {what} that a table of {form.name} can state",
             hint=f"Tables: {', '.join(form.tables)}.",
         )
-    return {write_file(out / f"{name}.csv", _csv(rows)): len(rows) for name, rows in tables.items()}
+    return {write_file(Path(out) / f"{name}.csv", _csv(rows)): len(rows) for name, rows in tables.items()}
 
 
 def _csv(rows: Iterable[Mapping[str, str]]) -> str:

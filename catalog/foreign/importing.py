@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.errors import UsageError
+from catalog.files import StrPath
 from catalog.foreign.formats import Format, read_format
 from catalog.foreign.lines import Lines
 from catalog.foreign.parsed import Given, records
@@ -78,7 +79,7 @@ def _first(things: Sequence[object], where: str) -> list[str]:
     return [*map(str, things[:MOST_LISTED]), *more]
 
 
-def import_tables(catalog: Catalog, form: str, paths: Sequence[Path], given: Given | None = None) -> Report:
+def import_tables(catalog: Catalog, form: str, paths: Sequence[StrPath], given: Given | None = None) -> Report:
     """Record the timings of other projects' tables, in one transaction.
 
     Importing a table again adds nothing. The timings never take part in selection among rows.
@@ -98,7 +99,7 @@ def import_tables(catalog: Catalog, form: str, paths: Sequence[Path], given: Giv
     given = given or Given()
     if given.table is not None:
         chosen.table(given.table)
-    read = [_read(path, chosen, given) for path in paths]
+    read = [_read(Path(path), chosen, given) for path in paths]
     every = [record for one in read for record in one.records]
     with catalog.writing() as connection:
         added = [foreign.record(connection, one.records) for one in read]

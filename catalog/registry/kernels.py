@@ -71,13 +71,14 @@ def add_kernel(connection: sqlite3.Connection, kernel: Kernel, order: Mapping[st
         "hw_valid": order["hw_valid"],
         "dispatch_order": order["dispatch_order"],
     }
-    key = _insert(connection, "kernel", common)
+    key = insert(connection, "kernel", common)
     row = kernel.to_row()
-    _insert(
+    insert(
         connection, kernel.operation, {"kernel": key, "lineage": lineage} | {name: row[name] for name in kernel.traits}
     )
 
 
-def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> int:
+def insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> int:
+    """Insert a row of values by column in the caller's transaction, and return its rowid."""
     holes = ", ".join(f":{column}" for column in row)
     return connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({holes})", row).lastrowid or 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog.backends import HOST, Backend, GpuBackend, backend_of, why_unavailable
-from catalog.files import write_file
+from catalog.files import StrPath, write_file
 from catalog.messages import counted
 from catalog.report import plots
 from catalog.report.collect import collect
@@ -74,7 +74,7 @@ class Section:
 
 
 def write_report(
-    catalog: Catalog, out: Path, arch: str | None = None, *, peaks: bool = False, trace: Path | None = None
+    catalog: Catalog, out: StrPath, arch: str | None = None, *, peaks: bool = False, trace: StrPath | None = None
 ) -> Path:
     """Write the page of ``catalog`` into the folder ``out``, creating it, and return the page's path.
 
@@ -100,7 +100,7 @@ def write_report(
     if peaks:
         report = collect(catalog, arch, _peaks(catalog, report.devices))
     traced = None if trace is None else read_traced(catalog, trace)
-    return write_file(out / PAGE, render(report, traced))
+    return write_file(Path(out) / PAGE, render(report, traced))
 
 
 def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from catalog.files import StrPath
 from catalog.messages import counted
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.traces import Used, read_trace
@@ -79,7 +80,7 @@ class Traced:
         )
 
 
-def read_traced(catalog: Catalog, path: Path) -> Traced:
+def read_traced(catalog: Catalog, path: StrPath) -> Traced:
     """The times of the program that wrote the trace at ``path``, by the measurements in the catalog.
 
     Raises:
@@ -93,7 +94,7 @@ def read_traced(catalog: Catalog, path: Path) -> Traced:
         times = [_launch_ms(catalog, used, arch, policy) for policy in (Policy("eager"), Policy("graph"))]
         eager, kernel = (None if ms is None else ms * used.launches for ms in times)
         lines.append(Line(used, arch, eager, kernel))
-    return Traced(path, trace.elapsed_ms, lines)
+    return Traced(trace.path, trace.elapsed_ms, lines)
 
 
 def _launch_ms(catalog: Catalog, used: Used, arch: str, policy: Policy) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -311,18 +311,16 @@ def _read(
     of = operation(request.spec.operation)
     stated = _stated(lists)
     bits = {receipt: 1 << place for place, receipt in enumerate(request.spec.receipt_numbers)}
-    listed: dict[tuple[Any, ...], int] = {}
+    listed: defaultdict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)  # bits by name, by values of the traits
     for run, names in lists.items():
-        values = tuple(run.traits.get(trait, of.traits[trait].default) for trait in stated)
+        of_values = listed[tuple(run.traits.get(trait, of.traits[trait].default) for trait in stated)]
         bit = 0 if run.receipt is None else bits[run.receipt]
-        for name in names:
-            key = (name, *values)
-            listed[key] = listed.get(key, 0) | bit
+        of_values.update((name, of_values.get(name, 0) | bit) for name in names)
     order = dict(connection.execute("SELECT name, min(position) FROM temp.known GROUP BY name").fetchall())
     ranks = _ranks(lists.values(), order)
     make_table(
         connection, "listed", ["name", *stated, "position", "listed"],
-        ((*key, ranks[key[0]], bit) for key, bit in listed.items()),
+        ((name, *values, ranks[name], bit) for values, names in listed.items() for name, bit in names.items()),
     )  # fmt: skip
     columns = ", ".join(("name", *stated))
     new = connection.execute(f"SELECT {columns} FROM temp.listed EXCEPT SELECT {columns} FROM temp.known")
@@ -362,12 +360,15 @@ def _traits_of(name: str, stated: Mapping[str, Any], grammars: list[Grammar]) ->
 
 def _ranks(lists: Iterable[Sequence[str]], order: Mapping[str, int]) -> dict[str, int]:
     """The dispatch order: that of the nearest revision; a new name follows the known one before it in its list."""
-    places: dict[str, tuple[int, int]] = {}
+    places = {name: (position, 0) for name, position in order.items()}
     for names in lists:
         last = 0
         for number, name in enumerate(names, start=1):
-            last = order.get(name, last)
-            places.setdefault(name, (last, 0 if name in order else number))
+            position = order.get(name)
+            if position is not None:
+                last = position
+            else:
+                places.setdefault(name, (last, number))
     ranks = {place: rank for rank, place in enumerate(sorted(set(places.values())))}
     return {name: ranks[place] for name, place in places.items()}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from catalog.errors import CatalogError, MissingReferenceError, SpecError
-from catalog.files import parse_json, read_given
+from catalog.files import StrPath, parse_json, read_given
 from catalog.messages import counted
 from catalog.ops import operation
 from catalog.ops.attention.names import parse_name
@@ -104,7 +104,7 @@ def exit_code(outcomes: Iterable[Comparison | MissingReferenceError]) -> int:
 class Lists:
     """A :class:`Reference` of lists stored in a folder."""
 
-    folder: Path
+    folder: StrPath
 
     def names(self, request: Request, receipt: int) -> frozenset[str]:
         """The kernels listed for ``receipt``.
@@ -113,14 +113,14 @@ class Lists:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
             SpecError: the list is damaged.
         """
-        lineage = request.lineage
-        names = reference_names(self.folder, request).get(receipt)
+        lineage, folder = request.lineage, Path(self.folder)
+        names = reference_names(folder, request).get(receipt)
         if names is None:
-            there = _receipts_with_reference(self.folder, request)
+            there = _receipts_with_reference(folder, request)
             raise MissingReferenceError(
                 f"there is no reference list for receipt {receipt} of {lineage.arch} "
                 f"({lineage.revision}, {lineage.variant})",
-                hint=f"The lists in {self.folder} have, for it: {there}. A CK checkout has every receipt: --ck-root.",
+                hint=f"The lists in {folder} have, for it: {there}. A CK checkout has every receipt: --ck-root.",
             )
         return names
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
-from catalog.registry.kernels import lineage_id, made_lineage, populate_command
+from catalog.registry.kernels import insert, lineage_id, made_lineage, populate_command
 from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
@@ -222,7 +222,8 @@ def write_rows(
     was_there = _record_of(connection, request.lineage) is not None or _merged(connection, request.lineage)
     lineage = made_lineage(connection, request.lineage)
     counts: Counter[str] = Counter()
-    make_table(connection, "fresh", ["id", "listed"], ())
+    connection.execute("DROP TABLE IF EXISTS temp.fresh")
+    connection.execute("CREATE TEMP TABLE fresh (id PRIMARY KEY, listed) WITHOUT ROWID")
     make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(request.spec.receipt_numbers)))
     if request.restriction.filter is not None:
         connection.create_function("filter_config", len(of.traits), request.restriction.filter)
@@ -236,9 +237,8 @@ def write_rows(
     if was_there:
         _delete_stale(connection, lineage)
     _refuse_shared_names(connection, request, lineage)
-    connection.execute(
-        "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
-    )
+    # Both tables have the order of kernel_receipt: fresh by its key, bit as it was filled.
+    connection.execute("INSERT INTO kernel_receipt SELECT id, receipt FROM fresh CROSS JOIN bit ON listed & bit")
     for table in ("tile", "variant", "domain", "combination", "fresh", "bit"):
         connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
     return {family: counts[family] for family in of.traits.families if counts[family]}
@@ -312,14 +312,15 @@ def _hw_valid(spec: ArchSpec) -> str:
 
 def record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
     """Record a populate and the rules of its spec inside the caller's transaction; ``digest``: of what it came from."""
-    from sqlite_utils import Database
-
-    database = Database(connection)
     request = done.request
     lineage = request.lineage
-    database.table("population").upsert(
+    key = lineage_id(connection, lineage)
+    connection.execute("DELETE FROM population WHERE lineage = ?", [key])
+    insert(
+        connection,
+        "population",
         {
-            "lineage": lineage_id(connection, lineage),
+            "lineage": key,
             "receipts": " ".join(map(str, request.receipts)),
             "restriction": request.restriction.text,
             "digest": digest,
@@ -329,9 +330,10 @@ def record(connection: sqlite3.Connection, done: Populated, digest: str) -> None
             "seconds": done.seconds,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         },
-        pk="lineage",
     )
-    where = "operation = ? AND arch = ? AND revision = ? AND space = ?"
-    whose = [lineage.operation, lineage.arch, lineage.revision, lineage.space]
-    database.table("rule").delete_where(where, whose)
-    database.table("rule").insert_all(rules_of(request.spec))
+    connection.execute(
+        "DELETE FROM rule WHERE operation = :operation AND arch = :arch AND revision = :revision AND space = :space",
+        lineage.parameters,
+    )
+    for rule in rules_of(request.spec):
+        insert(connection, "rule", rule)

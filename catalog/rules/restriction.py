@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 from catalog.errors import UsageError
-from catalog.files import parse_json, read_given
+from catalog.files import StrPath, parse_json, read_given
 from catalog.messages import did_you_mean
 from catalog.ops import operation
 from catalog.ops.protocol import Operation
@@ -143,7 +143,11 @@ def _condition(spec: ArchSpec, enumeration: str, sweep: SweepFile) -> str:
 
 
 def restriction(
-    spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_file: Path | None, families: tuple[str, ...] = ()
+    spec: ArchSpec,
+    configs: Sequence[StrPath],
+    where: str,
+    filter_file: StrPath | None,
+    families: tuple[str, ...] = (),
 ) -> Restriction:
     """Combine configuration files, an SQL expression, a filter file and families into one restriction.
 
@@ -162,19 +166,20 @@ def restriction(
                 hint=f"There are: {', '.join(spec.families)}.",
             )
     sql = expression.sql if expression else ""
-    kept = _read_filter(filter_file, operation(spec.operation)) if filter_file is not None else None
-    if configs and spec.relations:
-        documents = {path: _read_object(path) for path in configs}
+    kept = _read_filter(Path(filter_file), operation(spec.operation)) if filter_file is not None else None
+    files = [Path(path) for path in configs]
+    if files and spec.relations:
+        documents = {path: _read_object(path) for path in files}
         listed = _read_instances(spec, documents)
         if listed is not None:
             made = (one.family for name in listed.enumerations for one in spec.enumerations[name].yields)
             return Restriction((), sql, kept, families or tuple(dict.fromkeys(made)), listed)
-        if len(configs) > 1:
+        if len(files) > 1:
             raise UsageError("more than one configuration of axes", hint="Populate with one --config at a time.")
         [(path, document)] = documents.items()
         chosen = families or _family_of(spec, path, document) or spec.families[:1]
         return Restriction((), sql, kept, chosen, _read_axes(spec, path, document, chosen))
-    return Restriction(tuple(_read_sweep(spec, path) for path in configs), sql, kept, families)
+    return Restriction(tuple(_read_sweep(spec, path) for path in files), sql, kept, families)
 
 
 def _read_document(path: Path) -> Any:

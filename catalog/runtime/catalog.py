@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.files import StrPath
 from catalog.ops import DEFAULT
 from catalog.ops.families import mains
 from catalog.registry import timings
@@ -59,7 +60,7 @@ class Catalog:
     """
 
     def __init__(
-        self, path: Path | str | None = None, *, num_threads: int | None = None, compile: bool | None = None
+        self, path: StrPath | None = None, *, num_threads: int | None = None, compile: bool | None = None
     ) -> None:
         self._file = CatalogFile(Path(path) if path is not None else settings.settings().db)
         self._devices = Devices(num_threads)
@@ -301,7 +302,7 @@ class Catalog:
         restriction: Restriction | None = None,
         on_progress: Progress | None = None,
         operation: str = DEFAULT,
-        ck_root: Path | None = None,
+        ck_root: StrPath | None = None,
         label: str | None = None,
         timeout: float | None = None,
     ) -> Populated:
@@ -337,7 +338,7 @@ class Catalog:
             space=space,
             restriction=restriction,
             on_progress=on_progress,
-            ck_root=ck_root,
+            ck_root=None if ck_root is None else Path(ck_root),
             label=label,
             timeout=timeout,
         )
@@ -490,14 +491,14 @@ class Catalog:
 
         return learn(self, None if arch is None else resolve_arch(arch))
 
-    def merge(self, paths: Sequence[Path]) -> list[Merged]:
+    def merge(self, paths: Sequence[StrPath]) -> list[Merged]:
         """Import the artifact records and timings of other catalogs, all of them or none.
 
         Raises:
             UsageError: one of ``paths`` is this catalog.
             RegistryError: one is not a catalog, is damaged or from a newer version, or this file cannot be written.
         """
-        return self.rows.merge(paths)
+        return self.rows.merge([Path(path) for path in paths])
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from catalog.backends import target_of
 from catalog.build.cache import Cache
 from catalog.build.keys import abi_number
 from catalog.errors import BuildError, CatalogError, ChoicesError, UsageError
-from catalog.files import open_given, parse_json, write_file
+from catalog.files import StrPath, open_given, parse_json, write_file
 from catalog.messages import counted, expected
 from catalog.ops import AnyKernel
 from catalog.registry.rows import Digest, Name, Row
@@ -95,7 +95,7 @@ class Frozen:
     libraries: int
 
 
-def freeze(catalog: Catalog, answers: Answers, path: Path) -> Frozen:
+def freeze(catalog: Catalog, answers: Answers, path: StrPath) -> Frozen:
     """Write the choices of ``answers``, with the libraries that the cache has for them, to ``path``.
 
     Equal choices make equal files.
@@ -130,7 +130,7 @@ def freeze(catalog: Catalog, answers: Answers, path: Path) -> Frozen:
             )
         )
     content = Choices(format=1, **policy_in_force()._asdict(), libraries=tuple(libraries), forms=tuple(forms))
-    write_file(path, content.model_dump_json(indent=1) + "\n")
+    write_file(Path(path), content.model_dump_json(indent=1) + "\n")
     return Frozen(len(answers.plans), len(libraries))
 
 
@@ -155,13 +155,13 @@ def _libraries(catalog: Catalog, kernels: Iterable[Kernel]) -> list[Library]:
     return libraries
 
 
-def read_choices(path: Path) -> Choices:
+def read_choices(path: StrPath) -> Choices:
     """The content of a file of frozen choices.
 
     Raises:
         ChoicesError: it cannot be read, or is not such a file; the message names the place.
     """
-    again = "Write it again with catalog freeze."
+    path, again = Path(path), "Write it again with catalog freeze."
     try:
         with open_given(path, MOST_BYTES) as file:
             text = file.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catalog.errors import SelectionError, UsageError
+from catalog.files import StrPath
 from catalog.messages import counted
 from catalog.ops import operations
 from catalog.runtime.build_run import EVERYTHING, Shard, populate_to_build
@@ -43,12 +45,13 @@ class Demand:
     derived: bool = False
 
     @classmethod
-    def of_trace(cls, path: Path, arch: str | None, revision: str | None = None) -> Demand:
+    def of_trace(cls, path: StrPath, arch: str | None, revision: str | None = None) -> Demand:
         """The problems of a trace; on ``arch`` and of ``revision``, or None: on the lineages recorded with them.
 
         Raises:
             UsageError: as :func:`~catalog.runtime.traces.read_trace`.
         """
+        path = Path(path)
         used = read_trace(path).used
         if arch is not None:
             return cls._on(str(path), dict.fromkeys(one.problem for one in used), arch, revision)
@@ -56,21 +59,24 @@ class Demand:
         return cls(str(path), tuple(dict.fromkeys(calls)))
 
     @classmethod
-    def of_shapes(cls, name_or_path: str, arch: str, revision: str | None = None) -> Demand:
+    def of_shapes(cls, name_or_path: StrPath, arch: str, revision: str | None = None) -> Demand:
         """The problems of a set; ``revision`` None: the arch's own.
 
         Raises:
             UsageError, SpecError: as :func:`~catalog.schema.shapes.load_shapes`.
         """
-        return cls._on(name_or_path, (shape.problem for shape in load_shapes(name_or_path).shapes), arch, revision)
+        return cls._on(
+            os.fspath(name_or_path), (shape.problem for shape in load_shapes(name_or_path).shapes), arch, revision
+        )
 
     @classmethod
-    def of_model(cls, path: Path, deployment: Deployment, arch: str, revision: str | None = None) -> Demand:
+    def of_model(cls, path: StrPath, deployment: Deployment, arch: str, revision: str | None = None) -> Demand:
         """The problems that every operation derives from a model's ``config.json``; ``revision`` None: the arch's own.
 
         Raises:
             UsageError: the file or a field of it is wrong, or no operation derives a problem from it.
         """
+        path = Path(path)
         config = read_model(path)
         try:
             problems = [problem for of in operations() for problem in of.problems_of_model(config, deployment)]

@@ -16,6 +16,7 @@ from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
 from catalog.build.bundle import Bundle, Entry, Manifest, abi, library_of, open_bundle, placed, write_bundle
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
+from catalog.files import StrPath
 from catalog.messages import counted
 from catalog.registry.artifacts import quarantined_artifacts
 from catalog.registry.kernels import kernel_of, populate_command
@@ -58,7 +59,7 @@ class Usage:
     most_bytes: int | None
 
     @classmethod
-    def of_trace(cls, catalog: Catalog, path: Path, by: str, most_bytes: int | None) -> Usage:
+    def of_trace(cls, catalog: Catalog, path: StrPath, by: str, most_bytes: int | None) -> Usage:
         """The use of the kernels that are selected now for the calls of a trace.
 
         Args:
@@ -116,7 +117,7 @@ class Imported:
 def export_bundle(
     catalog: Catalog,
     where: str,
-    path: Path,
+    path: StrPath,
     arch: str | None = None,
     operation: str | None = None,
     *,
@@ -159,7 +160,7 @@ def export_bundle(
         entries=tuple(entries),
         timings=timings,
     )
-    size = write_bundle(path, manifest, cache)
+    size = write_bundle(Path(path), manifest, cache)
     return Exported(len(entries), len(timings), len(chosen - built), size, covered)
 
 
@@ -193,7 +194,7 @@ def built_entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]
     return entries
 
 
-def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
+def import_bundle(catalog: Catalog, path: StrPath, *, trust: bool) -> Imported:
     """Import the libraries and timings of a bundle; importing it again changes nothing.
 
     A lineage that the catalog lacks is populated. A library whose row is not in the catalog is cached but not recorded.
@@ -209,7 +210,7 @@ def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
         RegistryError: the catalog cannot be written. In all of these cases nothing from the bundle is kept.
     """
     cache = Cache(settings.settings().cache_dir)
-    with open_bundle(path, _why_not_here) as bundle:
+    with open_bundle(Path(path), _why_not_here) as bundle:
         if not trust:
             raise UsageError(
                 f"{path}: the libraries of a bundle are code, which runs with all of your rights",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
@@ -11,6 +10,7 @@ from catalog.backends import target_of
 from catalog.build.cache import Cache, DamagedEntry
 from catalog.build.offline_builder import StoredBuilder
 from catalog.errors import BuildError
+from catalog.files import StrPath
 from catalog.registry.artifacts import recorded_keys
 from catalog.runtime.choices import fault_of, read_choices
 
@@ -34,7 +34,7 @@ def faults_of_kernels(catalog: Catalog, kernels: Sequence[Kernel]) -> list[list[
     return [_row(kernel, fault) for kernel, fault in faults.items() if fault is not None]
 
 
-def faults_of_choices(path: Path) -> list[list[Any]]:
+def faults_of_choices(path: StrPath) -> list[list[Any]]:
     """A row with :data:`COLUMNS` for each library of a file of choices that the cache cannot serve.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from catalog.errors import CatalogError, ProblemError, UsageError
-from catalog.files import open_given, parse_json
+from catalog.files import StrPath, open_given, parse_json
 from catalog.messages import counted, expected
 from catalog.ops import problem_of
 from catalog.registry.rows import Amount
@@ -168,13 +168,14 @@ class Trace:
         return f"{self.path}: {'; '.join(parts)}."
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: StrPath) -> Trace:
     """Read the trace at ``path``; other processes may still be writing it.
 
     Raises:
         UsageError: the file cannot be read, has no call, or has an invalid line; the message names the line and the
             error.
     """
+    path = Path(path)
     try:
         with open_given(path, MOST_TRACE_BYTES) as file:
             return _Reader(path).read(iter(functools.partial(file.readline, MOST_LINE_BYTES), b""))

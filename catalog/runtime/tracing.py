@@ -23,6 +23,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from catalog.errors import CatalogError, UsageError
+from catalog.files import StrPath
 from catalog.forks import Lock
 from catalog.settings import TRACE_MAX_BYTES, TRACE_MAX_CALLS, settings
 
@@ -59,7 +60,7 @@ def folder_of(path: Path) -> Path:
 
 @contextmanager
 def trace(
-    path: Path | str,
+    path: StrPath,
     *,
     tensors: bool | int = False,
     max_bytes: int = TRACE_MAX_BYTES,

@@ -12,6 +12,7 @@ from catalog.build.bundle import Entry
 from catalog.build.cache import Cache
 from catalog.build.wheel import Wheel, check_name, parts, platform_of, write_wheel
 from catalog.errors import UsageError
+from catalog.files import StrPath
 from catalog.messages import counted
 from catalog.registry.query import Query, operations_asked, run
 from catalog.registry.rows import Timing
@@ -35,7 +36,7 @@ NAMED = 10
 def write_wheels(
     catalog: Catalog,
     kernels: Sequence[Kernel],
-    folder: Path,
+    folder: StrPath,
     *,
     name: str | None = None,
     split: str | None = None,
@@ -84,7 +85,7 @@ def write_wheels(
         raise UsageError(f"several values of {split} give wheels the same name", hint="Split by another column.")
     rows: list[list[object]] = []
     for wheel in wheels:
-        path = write_wheel(folder, wheel, cache)
+        path = write_wheel(Path(folder), wheel, cache)
         ids = {entry.kernel.id for entry in wheel.entries}
         rows.append([str(path), len(ids), len(wheel.entries), path.stat().st_size])
     return rows

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from catalog.errors import CatalogError, ProblemError, SpecError, UsageError
+from catalog.files import StrPath
 from catalog.messages import did_you_mean, expected
 from catalog.ops import DEFAULT, operation
 from catalog.schema.problem import Problem
@@ -139,7 +140,7 @@ def builtin_sets() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
-def load_shapes(name_or_path: str) -> ShapeSet:
+def load_shapes(name_or_path: StrPath) -> ShapeSet:
     """The set of :func:`builtin_sets` with this name, or the set in a file: a path with a separator or YAML suffix.
 
     Raises:
@@ -147,7 +148,7 @@ def load_shapes(name_or_path: str) -> ShapeSet:
         SpecError: a file that comes with the catalog is wrong. Both name the file, and the grid and field or the
             problem at fault.
     """
-    path = _path_of(name_or_path, Path())
+    path = _path_of(os.fspath(name_or_path), Path())
     chain = _chain(path, ())
     of = chain[-1][1].operation
     grids = [(source, grid) for source, file in chain for grid in file.grids]
@@ -163,7 +164,10 @@ def load_shapes(name_or_path: str) -> ShapeSet:
                 raise _error(source, f"grid {grid.name!r} has the problem {shape.problem.name} {also}")
             shapes[key], homes[key] = shape, grid.name
     return ShapeSet(
-        of, path.stem if _is_builtin(path) else name_or_path, chain[-1][1].about.strip(), tuple(shapes.values())
+        of,
+        path.stem if _is_builtin(path) else os.fspath(name_or_path),
+        chain[-1][1].about.strip(),
+        tuple(shapes.values()),
     )
 
 

@@ -17,6 +17,7 @@ from catalog.build.export.toolset import Toolset
 from catalog.build.keys import abi_number
 from catalog.build.targets import HEADERS, Target
 from catalog.errors import UsageError
+from catalog.files import StrPath
 from catalog.ops import emitters_of, operation_of
 from catalog.ops.protocol import Emitter
 from catalog.schema.kernel import Kernel
@@ -53,7 +54,7 @@ _TABLE = Table(
 
 def export_register(
     kernels: Iterable[Kernel],
-    folder: Path,
+    folder: StrPath,
     prefix: str,
     on_done: Callable[[Kernel], None] | None = None,
     *,
@@ -80,12 +81,12 @@ def export_register(
         BuildError: a kernel has no source, or the folder cannot be written.
     """
     rows = _Rows.of(kernels, prefix, targets, toolsets)
-    return write_export(folder, rows.files(on_done), rows.inventory)
+    return write_export(Path(folder), rows.files(on_done), rows.inventory)
 
 
 def export_project(
     kernels: Iterable[Kernel],
-    folder: Path,
+    folder: StrPath,
     prefix: str,
     form: ProjectFormat,
     on_done: Callable[[Kernel], None] | None = None,
@@ -122,7 +123,7 @@ def export_project(
     project = Project(prefix, [kernel.name for kernel in rows.kernels], rows.toolsets[arch], others)
     built = {"format": form.value, "library": project.output, "variables": project.variables}
     files = {**rows.files(on_done), **project_files(project, form)}
-    return write_export(folder, files, {**rows.inventory, **built})
+    return write_export(Path(folder), files, {**rows.inventory, **built})
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from catalog.build.export.toolset import Toolset
 from catalog.build.hip.toolchain import rocm_root
 from catalog.build.targets import CK, Target
 from catalog.errors import BuildError, UsageError
+from catalog.files import StrPath
 from catalog.ops.attention.upstream.sources import find_checkout
 
 _log = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ const catalog::exported::Launch {symbol} = {launch};
 
 
 def wrap_headers(
-    kernel_dir: Path,
-    folder: Path,
+    kernel_dir: StrPath,
+    folder: StrPath,
     prefix: str,
     form: ProjectFormat,
     *,
@@ -90,7 +91,7 @@ def wrap_headers(
         BuildError: a header cannot be read, ``folder`` cannot be written, or nothing compiles for the arch.
     """
     check_prefix(prefix)
-    wrapped = sorted(_wrap(kernel_dir, pattern), key=lambda kernel: kernel.name)
+    wrapped = sorted(_wrap(Path(kernel_dir), pattern), key=lambda kernel: kernel.name)
     target, toolset = targets(arch), toolsets(arch)
     gpu_header = next((kernel.header for kernel in wrapped if kernel.says.needs_hip), None)
     if target is not CK and gpu_header is not None:
@@ -124,7 +125,7 @@ def wrap_headers(
             for kernel in wrapped
         ],
     }
-    return write_export(folder, files, inventory)
+    return write_export(Path(folder), files, inventory)
 
 
 @dataclass(frozen=True)

@@ -71,14 +71,13 @@ def add_kernel(connection: sqlite3.Connection, kernel: Kernel, order: Mapping[st
         "hw_valid": order["hw_valid"],
         "dispatch_order": order["dispatch_order"],
     }
-    key = insert(connection, "kernel", common)
+    key = _insert(connection, "kernel", common)
     row = kernel.to_row()
-    insert(
+    _insert(
         connection, kernel.operation, {"kernel": key, "lineage": lineage} | {name: row[name] for name in kernel.traits}
     )
 
 
-def insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> int:
-    """Insert a row of values by column in the caller's transaction, and return its rowid."""
+def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> int:
     holes = ", ".join(f":{column}" for column in row)
     return connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({holes})", row).lastrowid or 0

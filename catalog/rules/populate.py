@@ -15,7 +15,7 @@ from functools import cached_property
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
-from catalog.registry.kernels import insert, lineage_id, made_lineage, populate_command
+from catalog.registry.kernels import lineage_id, made_lineage, populate_command
 from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
@@ -312,15 +312,14 @@ def _hw_valid(spec: ArchSpec) -> str:
 
 def record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
     """Record a populate and the rules of its spec inside the caller's transaction; ``digest``: of what it came from."""
+    from sqlite_utils import Database
+
+    database = Database(connection)
     request = done.request
     lineage = request.lineage
-    key = lineage_id(connection, lineage)
-    connection.execute("DELETE FROM population WHERE lineage = ?", [key])
-    insert(
-        connection,
-        "population",
+    database.table("population").upsert(
         {
-            "lineage": key,
+            "lineage": lineage_id(connection, lineage),
             "receipts": " ".join(map(str, request.receipts)),
             "restriction": request.restriction.text,
             "digest": digest,
@@ -330,10 +329,9 @@ def record(connection: sqlite3.Connection, done: Populated, digest: str) -> None
             "seconds": done.seconds,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         },
+        pk="lineage",
     )
-    connection.execute(
-        "DELETE FROM rule WHERE operation = :operation AND arch = :arch AND revision = :revision AND space = :space",
-        lineage.parameters,
-    )
-    for rule in rules_of(request.spec):
-        insert(connection, "rule", rule)
+    where = "operation = ? AND arch = ? AND revision = ? AND space = ?"
+    whose = [lineage.operation, lineage.arch, lineage.revision, lineage.space]
+    database.table("rule").delete_where(where, whose)
+    database.table("rule").insert_all(rules_of(request.spec))

@@ -194,7 +194,7 @@ class BatchMLAPagedAttentionWrapper:
         refuse(o_scale=o_scale, ckv_scale_arr=ckv_scale_arr)
         plan = self._plan
         if plan is None:
-            raise ArgumentError("BatchMLAPagedAttentionWrapper.run needs a plan: call plan first")
+            raise ArgumentError(f"{type(self).__name__}.run needs a plan: call plan first")
         refuse_gradient(q_nope, q_pe, ckv_cache, kpe_cache)
         rows = (sum(plan.tokens), plan.heads)
         for name, tensor, hdim in zip(("q_nope", "q_pe"), (q_nope, q_pe), plan.hdims, strict=True):

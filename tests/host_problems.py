@@ -159,7 +159,8 @@ def _head_dims(signature: Signature, pick: Callable[..., Any]) -> tuple[int, int
         return kernel
     allowed = HEAD_DIMS[kernel]
     if signature.op == "appendkv":
-        allowed = tuple(pair for pairs in HEAD_DIMS.values() for pair in pairs if pair[0] > 1)
+        smaller = (pair for pairs in HEAD_DIMS.values() for pair in pairs if pair[0] > 1)
+        allowed = tuple(pair for pair in smaller if pair[0] <= kernel[0] and pair[1] <= kernel[1])
     if traits["pad_d"] == VECTOR:
         whole = (tuple(-(-hdim // VECTOR) * VECTOR for hdim in pair) for pair in allowed)
         allowed = (kernel, *dict.fromkeys(pair for pair in whole if pair <= kernel))

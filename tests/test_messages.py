@@ -110,6 +110,11 @@ PROVOKED = {
         "Hint: There are: fwd, splitkv, pagedkv, appendkv, batch_prefill, bwd.",
     ),
     "build hdim_q=129 --arch sm_90": (0, r"No kernel of sm_90 meets the expression\.\n.*"),
+    """build "family='fwd_splitkv_combine' AND dtype='fp8'" --arch gfx1100""": (
+        0,
+        r"Left out: 18 kernels of gfx1100 that the hardware cannot run, or that are known to be wrong .*\n"
+        r"Hint: `catalog rules --arch gfx1100 --kind hardware` says why\..*",
+    ),
     "fallback --arch sm_90": (2, "Error: sm_90 is not an AMD arch\nHint: For example: catalog fallback --arch gfx942"),
     f"select {PROBLEM} --dtype fp61": (
         2,

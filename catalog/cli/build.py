@@ -247,11 +247,13 @@ def _kernels_meeting(
 ) -> Sequence[Kernel]:
     """The kernels to build, with hints if there are none."""
     from catalog.registry.query import Query, hints
-    from catalog.runtime.build_run import kernels_to_build
+    from catalog.runtime.build_run import about_left_out, kernels_to_build
     from catalog.runtime.devices.here import resolve_arch
 
-    kernels = kernels_to_build(catalog, where, arch, limit, operation)
-    if not kernels:
+    kernels, left_out = kernels_to_build(catalog, where, arch, limit, operation)
+    if left_out:
+        note(about_left_out(left_out, arch, operation))
+    elif not kernels:
         note(f"No kernel of {resolve_arch(arch)} meets the expression.")
         for hint in hints(Query(where)):
             note(f"Hint: {hint}")

@@ -296,7 +296,7 @@ def wheel(
 
     Example: catalog wheel --where "built AND dtype='bf16'" --arch gfx942 --split hdim_q -o dist
     """
-    from catalog.runtime.build_run import kernels_to_build
+    from catalog.runtime.build_run import about_left_out, kernels_to_build
     from catalog.runtime.wheels import COLUMNS, MOST_BYTES, write_wheels
     from catalog.settings import choose
     from catalog.units import parse_size
@@ -304,7 +304,9 @@ def wheel(
     choose(ck_root=ck_root)
     most = MOST_BYTES if max_size is None else parse_size(max_size)
     catalog = open_catalog(context)
-    kernels = kernels_to_build(catalog, where, arch, None, operation)
+    kernels, left_out = kernels_to_build(catalog, where, arch, None, operation)
+    if left_out:
+        note(about_left_out(left_out, arch, operation))
     if build:
         failures = catalog.builder.build_many(kernels).failures
         if failures:

@@ -57,7 +57,8 @@ _ARITHMETIC = {"+", "-", "*", "/", "%", "&", "|", "||", "~", "<<", ">>"}
 class Query:
     """A query: rows (``where``; empty for all), arch, columns (none for all) and order.
 
-    All rows are kernels of one ``operation``, or of ``view``, another view of the catalog.
+    All rows are kernels of one ``operation``, or of ``view``, another view of the catalog. ``runnable``: only kernels
+    that the hardware can run, or only the others.
     """
 
     where: str = ""
@@ -67,6 +68,7 @@ class Query:
     limit: int | None = None
     operation: str = DEFAULT
     view: str = ""
+    runnable: bool | None = None
 
 
 class Result:
@@ -222,6 +224,8 @@ class _Statement:
                 session.check_arch(query.arch)
             conditions.append("arch = ?")
             parameters.append(query.arch)
+        if query.runnable is not None:
+            conditions.append("hw_valid" if query.runnable else "NOT hw_valid")
         expression = condition(query.where)
         if expression is not None:
             session.check(expression)

@@ -141,12 +141,16 @@ EVERYTHING = Shard(1, 1)
 
 def kernels_to_build(
     catalog: Catalog, where: str, arch: str, limit: int | None = None, of: str | None = None
-) -> list[Kernel]:
+) -> tuple[list[Kernel], int]:
     """The kernels of ``arch`` that meet the expression ``where``; the arch is populated if necessary.
 
     Those of the operation ``of``; None: of each that has the columns.
 
     An AMD arch is populated at the revision of the CK checkout if there is one.
+
+    Returns:
+        The kernels, and the number of those left out because selection never takes them (``hw_valid = 0``). An
+        expression that names ``hw_valid`` decides for itself: none is left out.
 
     Raises:
         UsageError, SpecError, DeviceError: as :meth:`Catalog.populate`.
@@ -154,7 +158,20 @@ def kernels_to_build(
     """
     arch = resolve_arch(arch)
     populate_to_build(catalog, arch, of or DEFAULT)
-    return catalog.kernels(where, arch=arch, limit=limit, operation=of)
+    if re.search(r"\bhw_valid\b", where, re.IGNORECASE):
+        return catalog.kernels(where, arch=arch, limit=limit, operation=of), 0
+    kernels = list(catalog.rows.kernels(where, arch, limit, of, runnable=True))
+    return kernels, catalog.rows.count(where, arch, of, runnable=False)
+
+
+def about_left_out(count: int, arch: str, of: str | None) -> str:
+    """What to say of kernels that :func:`kernels_to_build` left out."""
+    arch, operation = resolve_arch(arch), f" --operation {of}" if of else ""
+    return (
+        f"Left out: {counted(count, 'kernel')} of {arch} that the hardware cannot run, or that are known to be wrong "
+        f"(hw_valid = 0).\nHint: `catalog rules{operation} --arch {arch} --kind hardware` says why. "
+        "An expression with hw_valid includes them."
+    )
 
 
 def populate_to_build(catalog: Catalog, arch: str, of: str) -> None:

@@ -129,18 +129,29 @@ class Rows:
                 lineage = spec.lineage(wanted.variant)
             return explain(self._file.connection, spec, lineage, traits, limit)
 
-    def kernels(self, where: str, arch: str | None, limit: int | None, operation: str | None) -> Iterator[Kernel]:
-        """See :meth:`catalog.Catalog.kernels`."""
+    def kernels(
+        self, where: str, arch: str | None, limit: int | None, operation: str | None, runnable: bool | None = None
+    ) -> Iterator[Kernel]:
+        """See :meth:`catalog.Catalog.kernels`; ``runnable`` is as in :class:`~catalog.registry.query.Query`."""
         from catalog.registry.query import Query, operations_asked, run
 
         left = limit
         for name in operations_asked(self._file.path, where) if operation is None else (operation,):
             kernel = named_operation(name).kernel
             columns = (*kernel.traits.identity, BASE.name, *kernel.traits)
-            with run(self._file.path, Query(where, arch and resolve_arch(arch), columns, "id", left, name)) as result:
+            query = Query(where, arch and resolve_arch(arch), columns, "id", left, name, runnable=runnable)
+            with run(self._file.path, query) as result:
                 for row in result:
                     left = None if left is None else left - 1
                     yield kernel.from_row(dict(zip(result.columns, row, strict=True)))
+
+    def count(self, where: str, arch: str, operation: str | None, runnable: bool | None = None) -> int:
+        """The number of kernels that :meth:`kernels` yields without a limit."""
+        from catalog.registry.query import Query, count, operations_asked
+
+        asked = operations_asked(self._file.path, where) if operation is None else (operation,)
+        queries = (Query(where, resolve_arch(arch), operation=name, runnable=runnable) for name in asked)
+        return sum(count(self._file.path, query) for query in queries)
 
     def rules(
         self, arch: str | None, revision: str | None, family: str | None, kind: str | None, operation: str

@@ -311,18 +311,16 @@ class Plan:
             DeviceError, BuildError, ToolchainError: as :meth:`bind`.
         """
         given = {**(inputs or {}), **tensors} if tensors or inputs is None else inputs
-        device = self.services.device(self.arch).beside(given)
-        paths = self.services.shared.paths
-        path = None if outputs is not None or tracing.active else paths.get(self._place(device, given))
-        if path is not None:
-            made = path(self.problem, given, partial(self.workspace, device, path.kernels))
-            if made is not None:
-                return made
+        made = self.again(given) if outputs is None else None
+        if made is not None:
+            return made
         from catalog.runtime.bound import enqueue, take
 
+        device = self.services.device(self.arch).beside(given)
         taken = take(self.problem, device, given, outputs, 0)
         self._load(device)
         args = enqueue(self, device, self._loaded, taken)
+        paths = self.services.shared.paths
         place, means = self._place(device, given), device.means(self.problem.form, given)
         if place not in paths and means is not None:
             from catalog.runtime.devices.fast_path import FastPath
@@ -331,6 +329,20 @@ class Plan:
                 paths.clear()
             paths[place] = FastPath(self._loaded, self.problem.form, given, args, means)
         return taken.results
+
+    def again(self, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """As :meth:`enqueue`, where an earlier call was checked whose tensors had these names and types; else None.
+
+        None as well for tensors that kernels cannot take as they are: :meth:`enqueue` converts or refuses them.
+
+        Raises:
+            DeviceError: as :meth:`enqueue`.
+        """
+        if tracing.active:
+            return None
+        device = self.services.device(self.arch).beside(given)
+        path = self.services.shared.paths.get(self._place(device, given))
+        return None if path is None else path(self.problem, given, partial(self.workspace, device, path.kernels))
 
     def _place(self, device: Device[Any], given: Mapping[str, Any]) -> _Place:
         return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)

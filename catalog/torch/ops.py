@@ -70,7 +70,7 @@ def forward(
     elif watchers.has_gradient(tensors):
         result = _Attention.apply(None, *tensors, *options)  # type: ignore[no-untyped-call]
     else:
-        result = _run_fwd(*tensors, *options)
+        result = _computed(*tensors, options=options)
     return result
 
 
@@ -88,7 +88,11 @@ def elsewhere(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Option
     return None if results is None else results["o"]
 
 
-def _run_fwd(
+def _run_fwd(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _computed(*inputs[:_TENSORS], options=Options(*inputs[_TENSORS:]))
+
+
+def _computed(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -98,20 +102,20 @@ def _run_fwd(
     cu_seqlens_k: Optional,
     block_table: Optional,
     rng_state: Optional,
-    *options: Any,
+    *,
+    options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     paged = block_table is not None
     lengths_q = _lengths(cu_seqlens_q)
     plain = bias is None and alibi_slopes is None and rng_state is None
-    chosen = Options(*options)
-    splits = plain and q.is_cuda and _splits_keys(q, k, chosen)
+    splits = plain and q.is_cuda and _splits_keys(q, k, options)
     case = Case(
         "pagedkv" if paged else "splitkv" if splits else "fwd",
         q.dtype,
         *_bias_of(bias, alibi_slopes),
         False,
         False,
-        chosen,
+        options,
         q.shape,
         k.shape,
         v.shape,

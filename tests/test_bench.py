@@ -46,6 +46,7 @@ def test_peaks_are_plausible_for_any_cpu(cache: Path) -> None:
     assert two.gflops > one.gflops / 2
 
 
+@pytest.mark.slow
 def test_the_probe_is_compiled_once_and_not_recorded(cache: Path) -> None:
     records: list[ArtifactRecord] = []
     builder = Builder(cache, records.append, targets=target_of)

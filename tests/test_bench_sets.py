@@ -222,6 +222,7 @@ def test_the_files_say_which_kernels_ran_on_what_and_how_fast(
     assert "4 measurements of" in done.stderr
 
 
+@pytest.mark.slow
 def test_verified_kernels_are_right_also_of_problems_too_large_for_the_reference(catalog: Catalog) -> None:
     path = catalog.path.with_name("large.yaml")
     path.write_text(HEADER + LARGE)
@@ -318,6 +319,7 @@ def test_an_interrupt_before_the_first_row_keeps_the_file_that_was_there(catalog
     assert (run.exit_code, before.read_text()) == (130, "worth keeping\n")
 
 
+@pytest.mark.slow
 def test_one_problem_by_its_options_writes_the_same_files_and_records_nothing(
     bench: Callable[..., Result], catalog: Catalog, tmp_path: Path
 ) -> None:

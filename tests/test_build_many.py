@@ -103,6 +103,7 @@ def test_fail_fast_leaves_the_rest(tmp_path: Path) -> None:
     assert len(done) == 2
 
 
+@pytest.mark.slow
 def test_a_compiler_launcher_caches_for_empty_caches(
     host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

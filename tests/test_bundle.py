@@ -430,6 +430,7 @@ def test_the_command_line(shipped: Shipped, here: Catalog, tmp_path: Path) -> No
     assert (damaged.returncode, "Traceback" in damaged.stderr) == (1, False)
 
 
+@pytest.mark.slow
 def test_a_size_limit_keeps_what_is_used_most(
     shipped: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import slow_but
 from rough import in_child
 from tiny_project import Project, answer_of, make_kernel, make_project
 
@@ -176,7 +177,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [".so", ".json"])
+@pytest.mark.parametrize("kind", slow_but([".so"], [".so", ".json"]))
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_what_is_no_file_of_a_build_is_built_again(hostile: str, kind: str, project: Project, tmp_path: Path) -> None:
     artifact = project.builder(tmp_path / "cache").build(make_kernel())

@@ -358,6 +358,7 @@ def test_a_quantised_forward_folds_the_factors_in(rows: Catalog, tmp_path: Path)
     assert (read[6], read[7]) == (4.0, 0.5)
 
 
+@pytest.mark.slow
 def test_a_backward_starts_from_zeros_and_insists_on_room(rows: Catalog, tmp_path: Path) -> None:
     kernel = row(rows, "family = 'bwd_dq_dk_dv' AND deterministic")
     library = compiled(kernel, BACKWARD, tmp_path)

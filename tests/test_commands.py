@@ -184,6 +184,7 @@ def test_formats_say_the_same(invoke, words):
     assert [list(row) for row in table] == [list(row) for row in rows]
 
 
+@pytest.mark.slow
 def test_nothing_to_compare_with_is_an_exit_code_and_no_row(invoke):
     done = invoke("parity", "--arch", "gfx1201", "--format", "json")
     assert (done.exit_code, json.loads(done.stdout)) == (2, [])

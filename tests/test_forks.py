@@ -96,6 +96,7 @@ assert plan.run() and catalog.host().threads == 3
     parent(script, copied(host_file, tmp_path))
 
 
+@pytest.mark.slow
 def test_a_fork_during_launches_of_other_threads_leaves_no_lock_behind(host_file: Path, tmp_path: Path) -> None:
     script = """
 over = threading.Event()

@@ -273,6 +273,7 @@ def test_a_cap_looks_again_when_so_much_was_added(cache: Cache, monkeypatch: pyt
     assert len(looks) == 16
 
 
+@pytest.mark.slow
 def test_what_the_cap_dropped_is_not_built_in_the_catalog(
     host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

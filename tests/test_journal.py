@@ -30,6 +30,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return mounted
 
 
+@pytest.mark.slow
 def test_a_catalog_that_machines_share_has_a_rollback_journal(mounted: Callable[[str], Path], tmp_path: Path) -> None:
     with Catalog(tmp_path / "local.db") as local:
         local.populate("sm_90")

@@ -148,6 +148,7 @@ def test_a_generator_that_lists_the_same_passes_and_its_checkout_stays_as_it_was
     assert snapshot(root) == before
 
 
+@pytest.mark.slow
 def test_a_generator_that_lists_others_fails_with_their_names(database: Path, tmp_path: Path) -> None:
     root = make_checkout(tmp_path / "ck")
     names = reference(2)
@@ -296,6 +297,7 @@ def test_a_checkout_lists_for_the_arch_and_mask_impl_asked_and_is_asked_once(tmp
     assert (tmp_path / "calls" / "bwd").read_text() == "gfx950 generic\ngfx950 simplified\n"
 
 
+@pytest.mark.slow
 def test_an_older_generator_lists_the_same_for_every_arch_and_is_held_against_the_older_revision(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import command
 import pytest
+from conftest import slow_but
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -362,7 +363,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("change", REFUSED)
+@pytest.mark.parametrize("change", slow_but([*REFUSED][::2], REFUSED))
 def test_rows_that_no_catalog_can_have_are_refused(change: str, kernels: list[AttentionKernel], empty: Path) -> None:
     rows = [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)]
     sound, hostile = write(empty / "sound.db", kernels, *rows), write(empty / "hostile.db", kernels, *rows)

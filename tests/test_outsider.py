@@ -216,6 +216,7 @@ def test_its_times_are_learned_from(catalog: Run, monkeypatch: pytest.MonkeyPatc
     assert {lesson["static"], lesson["nearest"], lesson["predicted"]} == {0}, "all take 10 us"
 
 
+@pytest.mark.slow
 def test_it_is_benched(catalog: Run, tmp_path: Path) -> None:
     assert len(rows(catalog("bench", *WORDS, "--candidates", 2, "--verify", "--format", "json"))) == 2
     shapes = tmp_path / "rows.yaml"
@@ -231,6 +232,7 @@ def test_its_calls_are_traced_and_replayed(catalog: Run, tmp_path: Path) -> None
     assert (replayed["problem"], replayed["verified"]) == ("rmsnorm-rows48-columns1000", 1)
 
 
+@pytest.mark.slow
 def test_an_exported_project_compiles_and_its_kernels_are_right(catalog: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("--where", "dtype = 'fp32' AND lanes > 16", "--operation", "rmsnorm", "--out", out)

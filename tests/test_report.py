@@ -162,6 +162,7 @@ def test_selection_is_held_against_the_best_and_the_static_order(filled: Catalog
     assert filled.misses("gfx950") == before, "looking is not asking"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_had_is_not_selected(filled: Catalog, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "copy.db") as target:
         filled.connection.backup(target)
@@ -275,6 +276,7 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
     assert "gfx950" not in text
 
 
+@pytest.mark.slow
 def test_the_kernel_time_of_a_traced_program_stands_apart(filled: Catalog, report: Report, tmp_path: Path) -> None:
     """Two calls of one process, half a second apart: the kernels ran four times, and were measured as graph only."""
     asked = ON_HOST[0]

@@ -97,6 +97,7 @@ def test_what_was_measured_is_not_measured_again_unless_asked(catalog: Catalog) 
     assert len(recorded(catalog)) == len(rows), "a row for each problem, kernel, device and library"
 
 
+@pytest.mark.slow
 def test_a_budget_leaves_the_rest_for_another_time(catalog: Catalog) -> None:
     problems = [small(seqlen_q=length) for length in (10, 20, 30)]
     stopped = tune(catalog, problems, TuneOptions(candidates=1, seconds=0, rule=QUICK.rule))

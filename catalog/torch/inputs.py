@@ -23,7 +23,7 @@ def autocast_all(first: torch.Tensor, *others: Optional) -> tuple[Any, ...]:
 
     Autocast is that of the first one's device; where it is off or has no kernels, nothing is cast.
     """
-    kind = first.device.type
+    kind = "cpu" if first.is_cpu else first.device.type  # the device's name takes longer than all else here
     if kind not in _CAST or not torch.is_autocast_enabled(kind):
         return first, *others
     dtype = torch.get_autocast_dtype(kind)

@@ -101,8 +101,10 @@ def _four_axes(
     Raises:
         TensorError: their shapes do not go together.
     """
+    of_q, of_k, of_v = shapes = (query.shape, key.shape, value.shape)
+    if len(of_q) == 4 and of_k == of_v and of_q[0] == of_k[0] and of_q[1] == of_k[1] > 0:  # most calls
+        return query, key, value, (of_q[0], of_q[1])
     tensors = (query, key, value)
-    shapes = (query.shape, key.shape, value.shape)
     heads = [shape[-3] if len(shape) > 2 else 1 for shape in shapes]
     simple = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 4 and shapes[0][0] == shapes[1][0] == shapes[2][0]
     if simple and heads[1] == heads[2] and (heads[0] == heads[1] or enable_gqa):

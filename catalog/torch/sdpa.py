@@ -102,7 +102,7 @@ def _four_axes(
         TensorError: their shapes do not go together.
     """
     of_q, of_k, of_v = shapes = (query.shape, key.shape, value.shape)
-    if len(of_q) == 4 and of_k == of_v and of_q[0] == of_k[0] and of_q[1] == of_k[1] > 0:  # most calls
+    if len(of_q) == len(of_k) == 4 and of_k == of_v and of_q[0] == of_k[0] and of_q[1] == of_k[1] > 0:  # most calls
         return query, key, value, (of_q[0], of_q[1])
     tensors = (query, key, value)
     heads = [shape[-3] if len(shape) > 2 else 1 for shape in shapes]

@@ -75,9 +75,9 @@ class _Head(BaseModel):
 
 @dataclass(frozen=True)
 class Found:
-    """An entry that was read and checked; the library is a file in the folder that the caller named."""
+    """An entry that was read and checked; ``path`` is that of the library, in the folder that the caller named."""
 
-    library: Path
+    path: Path
     file: RecordFile
 
 
@@ -152,7 +152,7 @@ class Remote:
             found = self._or_go_on(lambda: self.get(key, folder))
             if found is None:
                 return None
-            cache.publish(found.library, found.file.record, found.file.origin)
+            cache.publish(found.path, found.file.record, found.file.origin)
             _log.info("fetched %s from %s", found.file.origin.kernel_name, self.shown)
             return found.file.record
 

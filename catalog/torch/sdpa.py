@@ -102,16 +102,13 @@ def _four_axes(
         TensorError: their shapes do not go together.
     """
     of_q, of_k, of_v = shapes = (query.shape, key.shape, value.shape)
-    if len(of_q) == len(of_k) == 4 and of_k == of_v and of_q[0] == of_k[0] and of_q[1] == of_k[1] > 0:  # most calls
+    same_batch = len(of_q) == len(of_k) == len(of_v) == 4 and of_q[0] == of_k[0] == of_v[0]
+    if same_batch and of_k[1] == of_v[1] and (of_q[1] == of_k[1] or enable_gqa):
+        if of_k[1] == 0 or of_q[1] % of_k[1]:
+            raise _unshapely(query, key, value, "the number of heads of key must divide that of query")
         return query, key, value, (of_q[0], of_q[1])
     tensors = (query, key, value)
     heads = [shape[-3] if len(shape) > 2 else 1 for shape in shapes]
-    simple = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 4 and shapes[0][0] == shapes[1][0] == shapes[2][0]
-    if simple and heads[1] == heads[2] and (heads[0] == heads[1] or enable_gqa):
-        batch = (shapes[0][0], shapes[0][1])
-        if heads[1] == 0 or heads[0] % heads[1]:
-            raise _unshapely(*tensors, "the number of heads of key must divide that of query")
-        return query, key, value, batch
     if min(query.dim(), key.dim(), value.dim()) < (3 if enable_gqa else 2):
         raise _unshapely(*tensors, "expected (..., heads, tokens, head dim)")
     if enable_gqa and (heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]):

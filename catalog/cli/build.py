@@ -206,7 +206,8 @@ def build(
     These are the kernels that meet an expression, or every stage of every plan for the problems of a trace, a set or a
     model. If one of these fails, the kernel that is selected instead is compiled.
 
-    Kernels of AMD archs are compiled from a CK checkout. No GPU is needed: nothing is loaded or run.
+    Kernels of AMD archs are compiled from a CK checkout. No GPU is needed: nothing is loaded or run. Rows that the
+    hardware cannot run, or that are known to be wrong, are left out unless EXPR names hw_valid.
 
     Kernels in the cache are not compiled again, so the same command continues after Ctrl-C, which stops the running
     compilers and keeps what is finished. Exits with 1 when a kernel failed or a problem has no kernels, 130 after

@@ -11,16 +11,14 @@
 
 namespace catalog::cuda {
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// NULL if the driver is too old.
-inline EncodeTiled find_encode_tiled() {
+// A function of the driver, of CUDA 12. NULL if the driver is too old.
+template <class Function>
+inline Function find_in_driver(const char* name) {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
     const bool found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return found ? reinterpret_cast<EncodeTiled>(function) : nullptr;
+    return found ? reinterpret_cast<Function>(function) : nullptr;
 }
 
 template <class T>
@@ -34,7 +32,7 @@ template <class T, int rank>
 inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[rank],
                             const std::uint64_t (&strides)[rank - 1], const std::uint32_t (&box)[rank],
                             CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
-    static const EncodeTiled encode = find_encode_tiled();
+    static const auto encode = find_in_driver<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
     std::uint32_t steps[rank];
     for (std::uint32_t& step : steps) step = 1;
     return encode && encode(&map, tensor_map_type<T>, rank, const_cast<void*>(data), extents, strides, box, steps,

@@ -6,8 +6,8 @@
 
 #include "abi/check.hpp"
 #include "cuda/block.hpp"
+#include "cuda/gemm_shape.hpp"
 #include "cuda/tensor_map.hpp"
-#include "gemm_shape.hpp"
 
 namespace catalog::cuda {
 

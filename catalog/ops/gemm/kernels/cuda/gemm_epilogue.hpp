@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/cluster.hpp"
+#include "cuda/gemm_pieces.hpp"
 #include "gemm_call.hpp"
 
 namespace catalog::cuda {
@@ -83,36 +84,17 @@ class GemmEpilogue {
 
    public:
     __device__ __forceinline__ GemmEpilogue(const GemmCall& call, std::uint32_t shared, int group)
-        : call(call), shared(shared), group(group), thread(static_cast<int>(threadIdx.x) % 128) {}
+        : call(call),
+          shared(shared),
+          group(group),
+          thread(static_cast<int>(threadIdx.x) % 128),
+          pieces(shared, group) {}
 
     // TMA may still read shared memory afterwards.
     __device__ __forceinline__ void store_plain(const GemmTile& tile, const Sums& sums) {
-        const std::uint32_t out = shared + Shape::out + group * Shape::piece_bytes;
-        const int lane = thread % 32, matrix = lane / 8;
-        const int row = thread / 32 * 16 + lane % 8 + 8 * (matrix % 2);
-#pragma unroll
-        for (int block = 0; block < Shape::blocks_p; ++block) {
-#pragma unroll
-            for (int piece = 0; piece < Shape::pieces_q; ++piece) {
-                const std::uint32_t target = out + half;
-                half ^= Shape::half_piece_bytes;
-                if (thread == 0) bulk_wait_read<1>();  // of this half
-                sync();
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const float* const x = &sums[block][32 * piece + 8 * j];
-                    const auto two = [&](int i) { return pack<T>(call.alpha * x[i], call.alpha * x[i + 1]); };
-                    store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));
-                }
-                fence_proxy_async();
-                sync();
-                if (thread == 0) {
-                    const int m = tile.m + (group * Shape::blocks_p + block) * 64;
-                    if (m < call.m) tma_store(&call.c_map, target, tile.n + 64 * piece, m, tile.batch);
-                    bulk_commit();
-                }
-            }
-        }
+        pieces.store(sums, call.alpha, [&](std::uint32_t piece, int row, int column) {
+            if (tile.m + row < call.m) tma_store(&call.c_map, piece, tile.n + column, tile.m + row, tile.batch);
+        });
     }
 
     // Where the blocks of a cluster share the tile, threads that have no sums call cluster_sync() meanwhile.
@@ -245,7 +227,7 @@ class GemmEpilogue {
     const GemmCall& call;
     const std::uint32_t shared;
     const int group, thread;
-    std::uint32_t half = 0;  // where the next piece of a plain product lies; goes on from tile to tile
+    GemmPieces<Row> pieces;  // of a plain product
 };
 
 }  // namespace catalog::cuda

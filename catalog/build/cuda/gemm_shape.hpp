@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/hopper.hpp"
-#include "cuda/ring.hpp"
-#include "cuda/wgmma.hpp"
+#include "hopper.hpp"
+#include "ring.hpp"
+#include "wgmma.hpp"
 
 namespace catalog::cuda {
 

@@ -1,0 +1,60 @@
+// Sums of a warpgroup, rounded in registers and stored by TMA while the block goes on.
+#pragma once
+
+#include "gemm_shape.hpp"
+
+namespace catalog::cuda {
+
+// Pieces of 64 rows and 64 columns, swizzled in rows of 128 bytes, leave from two places in turn.
+template <class Row>
+class GemmPieces {
+    using Shape = GemmShape<Row>;
+    using T = typename Row::dtype;
+    using Sums = float[Shape::blocks_p][Shape::tile_q / 2];
+
+   public:
+    __device__ __forceinline__ GemmPieces(std::uint32_t shared, int group)
+        : out(shared + Shape::out + group * Shape::piece_bytes),
+          group(group),
+          thread(static_cast<int>(threadIdx.x) % 128) {}
+
+    // `put(piece, row, column)`, called by one thread, has TMA store a piece; `row` and `column` are those of its first
+    // element in the tile. TMA may still read shared memory afterwards.
+    template <class Put>
+    __device__ __forceinline__ void store(const Sums& sums, float scale, Put&& put) {
+        const int lane = thread % 32, matrix = lane / 8;
+        const int row = thread / 32 * 16 + lane % 8 + 8 * (matrix % 2);
+#pragma unroll
+        for (int block = 0; block < Shape::blocks_p; ++block) {
+#pragma unroll
+            for (int piece = 0; piece < Shape::pieces_q; ++piece) {
+                const std::uint32_t target = out + half;
+                half ^= Shape::half_piece_bytes;
+                if (thread == 0) bulk_wait_read<1>();  // of this half
+                sync();
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const float* const x = &sums[block][32 * piece + 8 * j];
+                    const auto two = [&](int i) { return pack<T>(scale * x[i], scale * x[i + 1]); };
+                    store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));
+                }
+                fence_proxy_async();
+                sync();
+                if (thread == 0) {
+                    put(target, (group * Shape::blocks_p + block) * 64, 64 * piece);
+                    bulk_commit();
+                }
+            }
+        }
+    }
+
+   private:
+    // Of this warpgroup.
+    __device__ __forceinline__ void sync() { named_barrier_sync(1 + group, 128); }
+
+    const std::uint32_t out;
+    const int group, thread;
+    std::uint32_t half = 0;  // where the next piece lies; goes on from tile to tile
+};
+
+}  // namespace catalog::cuda

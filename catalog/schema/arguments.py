@@ -104,6 +104,7 @@ class Arguments:
         tensors: the places of tensors, with their comments, in order. A key that begins with ``#`` is a heading: its
             text stands above those that follow.
         lists: the places of int32 arrays that follow from the sizes of a problem, in the order of :class:`Lists`.
+        host_lists: whether launches read ``lists`` themselves, in host memory; otherwise kernels do, in the device's.
         sizes: int64 fields.
         scalars: int32 and float32 fields.
         workspaces: those of ``tensors`` where stages hand partial results to each other.
@@ -119,11 +120,13 @@ class Arguments:
         scalars: Sequence[Scalar] = (),
         *,
         lists: Mapping[str, str] = MappingProxyType({}),
+        host_lists: bool = False,
         workspaces: tuple[str, ...] = (),
         constants: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         about: str = "",
     ) -> None:
         self.sizes, self.scalars, self.lists, self.workspaces = tuple(sizes), tuple(scalars), tuple(lists), workspaces
+        self.host_lists = host_lists
         self.slots = tuple(name for name in tensors if not name.startswith("#"))
         self.extents_of = {size.name: size.extent_of for size in sizes if size.extent_of}
         self._strides, self._tensors, self._lists = strides, tensors, lists

@@ -13,6 +13,7 @@ ARGUMENTS = Arguments(
         "output": "(n, k, out); its gradient in the backward directions",
     },
     lists={"geometry": "for depth, height and width: extents of input, output and filter, strides, dilations, padding"},
+    host_lists=True,
     sizes=(
         Size("n", "images"),
         Size("c", "channels of the input"),

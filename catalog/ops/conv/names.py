@@ -121,6 +121,7 @@ _OWN: tuple[Part, ...] = (
     _NDIM,
     Word("_", "pipeline"),
     Extents("_b", ("tile_m", "tile_n", "tile_k"), absent=0),
+    Extents("_r", ("wave_m", "wave_n", "wave_k"), absent=0),
     Extents("_w", ("warp_tile_m", "warp_tile_n"), absent=0),
     Extents("_vec", ("vector_c",), absent=1),
     Target(r"_\w+"),

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class Conv(Operation):
-    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine, and our own for CPUs."""
+    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine, and our own for CPUs
+    and NVIDIA GPUs.
+    """
 
     name = "conv"
     about = "grouped convolution, forward and backward"
@@ -35,7 +37,7 @@ class Conv(Operation):
     main_space = "ck"
     index = ("family", "dtype", "ndim")
     parameters = (
-        *("n", "c", "k", "g", "channels_in", "channels_out", "rows", "columns"),
+        *("n", "c", "k", "g", "channels_in", "channels_out", "rows", "columns", "depth", "taps", "phases", "gathers"),
         *("pointwise", "unit_stride", "filter_of_three", "dilated", "is_depthwise", "last", *PLANE),
     )
     listed = ("arch", "family", "dtype", "ndim", "pipeline", "built", "name")
@@ -84,6 +86,10 @@ class Conv(Operation):
             from catalog.ops.conv.kernels.ck.headers import find_include, revision_of
 
             return of_ck(kernel, revision_of(find_include()))
+        if backend == "cuda":
+            from catalog.ops.conv.kernels.cuda.emit import emit as of_cuda
+
+            return of_cuda(kernel)
         if backend != "host":
             return super().emit(kernel, backend, memory)
         from catalog.ops.conv.kernels.host.emit import emit as of_host

@@ -212,6 +212,23 @@ class ConvProblem(Problem):
         return self.c == self.k == self.g
 
     @property
+    def taps(self) -> int:
+        """Elements of the filter."""
+        return math.prod(self.filter)
+
+    @property
+    def phases(self) -> int:
+        """Parts of the result that meet different elements of the filter: the gradient of an input has several."""
+        return math.prod(self.stride) if self.direction == "bwd_data" else 1
+
+    @derived
+    def gathers(self) -> bool:
+        """As :func:`catalog.ops.conv.reach.reachable`."""
+        from catalog.ops.conv.reach import reachable
+
+        return reachable(self)
+
+    @property
     def last(self) -> bool:
         """Whether channels are the last axis."""
         return self.layout == "nhwgc"
@@ -233,8 +250,7 @@ class ConvProblem(Problem):
         """Columns of the product of a group."""
         if self.direction == "forward":
             return self.channels_out
-        taps = math.prod(self.filter) if self.direction == "bwd_weight" else 1
-        return self.channels_in * taps
+        return self.channels_in * (self.taps if self.direction == "bwd_weight" else 1)
 
     @property
     def depth(self) -> int:
@@ -242,7 +258,7 @@ class ConvProblem(Problem):
         if self.direction == "bwd_weight":
             return self.n * math.prod(self.out)
         channels = self.channels_in if self.direction == "forward" else self.channels_out
-        return channels * math.prod(self.filter)
+        return channels * self.taps
 
     @property
     def plane(self) -> Mapping[str, int]:

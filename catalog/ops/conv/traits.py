@@ -78,7 +78,9 @@ class Specialization(Word):
 
 
 class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
-    """Main loop of the kernel; the dispatcher calls basic_v1 compv1. Those of CPUs are our own."""
+    """Main loop of the kernel; the dispatcher calls basic_v1 compv1. Those of CPUs and of NVIDIA GPUs are
+    our own.
+    """
 
     BASIC_V1 = "basic_v1"
     BASIC_ASYNC_V1 = "basic_async_v1"
@@ -94,6 +96,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_AMX = "host_amx"
     HOST_PANEL = "host_panel"
     HOST_DIRECT = "host_direct"
+    SM90_WGMMA = "sm90_wgmma"
 
 
 class Scheduler(Word):

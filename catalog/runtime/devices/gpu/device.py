@@ -293,18 +293,20 @@ class GpuDevice:
         return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
 
     def lists_of(self, problem: Problem) -> tuple[list[int], tuple[Memory, ...]]:
-        """:attr:`Problem.lists` in this GPU's memory: addresses, in the order of the argument struct, and the memory.
+        """:attr:`Problem.lists` where they are read: addresses, in the order of the argument struct, and the memory.
 
         Raises:
             DeviceError: the GPU has too little memory, or a copy failed.
         """
+        if arguments_of(problem).host_lists:
+            return list(problem.lists.addresses), ()
         lists = self._memory_of_lists(problem)
         addresses = [lists[name].handle if name in lists else 0 for name in arguments_of(problem).lists]
         return addresses, tuple(lists.values())
 
     def _memory_of_lists(self, problem: Problem) -> dict[str, Memory]:
-        """The memory of a problem's sequence starts, kept for later calls."""
-        if not problem.lists:
+        """This GPU's memory with the lists that kernels read, kept for later calls."""
+        if not problem.lists or arguments_of(problem).host_lists:
             return {}
         lists = self._lists.get(problem)
         if lists is None:

@@ -1,6 +1,7 @@
 // A launch: its checks, and the geometry of the convolution.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <exception>
@@ -21,12 +22,8 @@ class Geometry {
     enum Of { input, output, filter, stride, dilation, padding };
     static constexpr int count = 6, axes = 3;
 
-    // Kernels are launched with it, so the host has to know it: this waits for the stream.
-    static bool read(Geometry& geometry, const catalog_args& args, int ndim, hipStream_t stream) {
-        geometry.ndim_ = ndim;
-        return args.geometry && succeeded(hipMemcpyAsync(geometry.numbers_.data(), args.geometry, sizeof numbers_,
-                                                         hipMemcpyDeviceToHost, stream)) &&
-               succeeded(hipStreamSynchronize(stream));
+    Geometry(const catalog_args& args, int ndim) : ndim_(ndim) {
+        std::copy_n(args.geometry, numbers_.size(), numbers_.begin());
     }
 
     std::vector<std::int32_t> operator[](Of of) const {
@@ -41,8 +38,8 @@ class Geometry {
     }
 
    private:
-    int ndim_ = 0;
-    std::array<std::int32_t, axes * count> numbers_{};
+    const int ndim_;
+    std::array<std::int32_t, axes * count> numbers_;
 };
 
 // Whether images or filters lie side by side, and CK's offsets of 32 bits, in bytes, reach all of them.
@@ -78,10 +75,10 @@ template <class Row, class Family>
 inline std::int32_t launch(const catalog_args* args, void* queue) noexcept {
     if (const catalog_status status = check_call(args); status != CATALOG_OK) return status;
     if (args->n == 0 && Row::direction != Direction::bwd_weight) return CATALOG_OK;
+    if (!args->geometry) return CATALOG_BAD_ARGUMENT;
     const auto stream = static_cast<hipStream_t>(queue);
     try {
-        Geometry geometry;
-        if (!Geometry::read(geometry, *args, Row::ndim, stream)) return CATALOG_DEVICE_ERROR;
+        const Geometry geometry(*args, Row::ndim);
         if (!fits<Row>(*args, geometry)) return CATALOG_BAD_ARGUMENT;
         if (const catalog_status status = Family::run(*args, geometry, stream); status != CATALOG_OK) return status;
     } catch (const std::exception&) {

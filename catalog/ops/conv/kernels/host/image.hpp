@@ -2,10 +2,12 @@
 // the other. A block of such a matrix is copied when it is packed; all of it is never in memory.
 #pragma once
 
+#include "geometry/window.hpp"
 #include "host/pack.hpp"
-#include "window.hpp"
 
 namespace catalog::host {
+
+using namespace conv;
 
 template <class T>
 inline void copy_elements(const T* from, std::int64_t count, T* to) {

@@ -1,10 +1,12 @@
 // The weights of a group as matrices; `stride` is that between output channels.
 #pragma once
 
+#include "geometry/window.hpp"
 #include "host/pack.hpp"
-#include "window.hpp"
 
 namespace catalog::host {
+
+using namespace conv;
 
 // Rows are output channels; columns are the other axes in the tensor's own order.
 template <class T>

@@ -7,7 +7,7 @@
 
 #include "abi/export.hpp"
 
-namespace catalog::host {
+namespace catalog::conv {
 
 inline constexpr int axes = 3;  // depth, height and width; missing ones come first and have extent 1
 
@@ -161,4 +161,4 @@ struct Tap {
     }
 };
 
-}  // namespace catalog::host
+}  // namespace catalog::conv

@@ -1,0 +1,120 @@
+// One launch of an implicit product, described: tensor maps, positions, tiles. Host code, and what kernels read.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "conv_shape.hpp"
+#include "cuda/block.hpp"
+#include "cuda/im2col.hpp"
+
+namespace catalog::cuda {
+
+// Positions of the result that meet the same elements of the filter: all of it, or, of bwd_data with strides, those with
+// the same remainders. Axes are in TMA's order, the width first.
+template <int axes>
+struct ConvPhase {
+    CUtensorMap images;  // over which the filter moves
+    int count[axes];     // positions of an image
+    int lower[axes], step[axes];         // position i is at lower + step * i in the images
+    int taps[axes], apart[axes];         // tap j lies apart * j further
+    int first_tap[axes], tap_step[axes]; // and is element first_tap + tap_step * j of the filter
+    int origin[axes], spread[axes];      // position i is at origin + spread * i in the result
+    int rows;                            // of C
+    int steps;                           // of the depth
+    int first_tile;
+};
+
+inline constexpr int most_phases = 8;  // of a launch
+
+template <int axes>
+struct ConvCall {
+    ConvPhase<axes> phases[most_phases];
+    CUtensorMap weight;    // (channel, element, filter, group)
+    CUtensorMap gradient;  // bwd_weight: of the output
+    CUtensorMap out;
+    void* result;
+    float* sums;  // of the parts of the depth, if there are several
+    std::int64_t stride_result;  // between images, or the filters of output channels
+    int extents[axes], filter[axes];  // of the result's images; of the filter
+    int groups, rows, columns;        // of a group; rows of bwd_weight only
+    int channels, blocks;             // from group to group of the images, and pieces of 64 of these channels
+    int gradient_channels;            // the same of `gradient`
+    int phase_count, tiles_n, tiles, splits;
+    bool plain;  // TMA can store the result
+    bool pairs;  // elements of the result can be written two at a time
+};
+
+inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (extent + part - 1) / part; }
+
+// Images, or the filters of output channels, as the kernel reads them: `channels` of each group, `volume` positions.
+struct ConvTensor {
+    const void* data;
+    std::int64_t count, stride, channels, all_channels;
+    const std::int32_t* extents;  // depth, height, width
+};
+
+// Boxes of 64 channels at `box` positions.
+template <class T, int axes>
+inline bool describe_images(CUtensorMap& map, const ConvTensor& images, const int (&lower)[axes],
+                            const int (&step)[axes], const int (&count)[axes], int box) {
+    std::uint64_t extents[axes + 2], strides[axes + 1], stride = images.all_channels * sizeof(T);
+    int upper[axes];
+    extents[0] = images.all_channels;
+    for (int i = 0; i < axes; ++i) {
+        const int extent = images.extents[conv::axes - 1 - i];
+        extents[i + 1] = extent;
+        strides[i] = stride;
+        stride *= extent;
+        const std::int64_t last = lower[i] + std::int64_t{step[i]} * (count[i] - 1);
+        if (last != static_cast<int>(last)) return false;
+        upper[i] = static_cast<int>(last) - (extent - 1);
+    }
+    extents[axes + 1] = images.count;
+    strides[axes] = images.count > 1 ? images.stride * sizeof(T) : (stride + 15) / 16 * 16;
+    return make_im2col_map<T, axes>(map, images.data, extents, strides, lower, upper, step, block_channels, box);
+}
+
+// A window of the result; its rows, tiles and steps of depth are of the caller. False: TMA cannot reach that far.
+template <class T, int axes>
+inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, const ConvTensor& images, int box) {
+    bool fits = true, meets = true;
+    for (int i = 0; i < axes; ++i) {
+        const conv::Axis& axis = window.axis[conv::axes - 1 - i];
+        const bool back = axis.apart < 0;  // offsets are not negative, so that the last tap comes first
+        const std::int64_t turned = back ? axis.taps - 1 : 0;
+        phase.count[i] = static_cast<int>(axis.count);
+        phase.lower[i] = static_cast<int>(axis.origin + turned * axis.apart);
+        phase.step[i] = static_cast<int>(axis.stride);
+        phase.taps[i] = static_cast<int>(axis.taps);
+        phase.apart[i] = static_cast<int>(back ? -axis.apart : axis.apart);
+        phase.first_tap[i] = static_cast<int>(axis.tap + turned * axis.tap_step);
+        phase.tap_step[i] = static_cast<int>(back ? -axis.tap_step : axis.tap_step);
+        phase.origin[i] = static_cast<int>(axis.first);
+        phase.spread[i] = static_cast<int>(axis.step);
+        meets = meets && axis.taps > 0;
+        fits = fits && (axis.taps - 1) * phase.apart[i] <= Im2colLimits<axes>::offset;
+    }
+    return !meets || (fits && describe_images<T, axes>(phase.images, images, phase.lower, phase.step, phase.count, box));
+}
+
+// The parts of the depth for which the time is least, in cycles of a multiprocessor: each wave of tiles does its steps;
+// sums of parts are written and read once.
+template <class Row>
+inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors) {
+    using Shape = ConvShape<Row>;
+    constexpr double area = Row::tile_m * Row::tile_n, step = 52 + std::max(0.0272 * area, 1.37 * (Row::tile_m + Row::tile_n));
+    constexpr double fixed = 1500 + 0.05 * area / Shape::groups, launch = 5000, bytes_per_cycle = 2000;
+    const auto time = [&](std::int64_t splits) {
+        const double waves = static_cast<double>(parts(tiles * splits, processors));
+        const double sums = splits > 1 ? launch + static_cast<double>(tiles * splits) * area * 8 / bytes_per_cycle : 0;
+        return waves * (fixed + static_cast<double>(parts(steps, splits)) * step) + sums;
+    };
+    constexpr std::int64_t most = 64;
+    std::int64_t best = 1;
+    for (std::int64_t splits = 2; splits <= std::min(steps, most) && tiles * (splits - 1) < 4 * processors; ++splits)
+        if (time(splits) < time(best)) best = splits;
+    return static_cast<int>(best);
+}
+
+}  // namespace catalog::cuda

@@ -1,0 +1,251 @@
+// From sums to elements of the result: by TMA where it can store it, else by threads; parts of the depth as they are.
+#pragma once
+
+#include "conv_call.hpp"
+#include "cuda/gemm_pieces.hpp"
+
+namespace catalog::cuda {
+
+// A tile of C by its phase, its group and its first element, and a part of its depth.
+struct ConvTile {
+    int phase, group, row, column, first_step, end_step;
+};
+
+template <class Row>
+__device__ __forceinline__ ConvTile find_tile(const ConvCall<Row::ndim>& call, int tile, int part) {
+    int phase = 0;
+    while (phase + 1 < call.phase_count && tile >= call.phases[phase + 1].first_tile) ++phase;
+    const auto& of = call.phases[phase];
+    const int within = tile - of.first_tile, across = within / call.tiles_n, down = across / call.groups;
+    return {phase,
+            across - down * call.groups,
+            down * Row::tile_m,
+            (within - across * call.tiles_n) * Row::tile_n,
+            static_cast<int>(static_cast<std::int64_t>(of.steps) * part / call.splits),
+            static_cast<int>(static_cast<std::int64_t>(of.steps) * (part + 1) / call.splits)};
+}
+
+// A position of a phase, the width first.
+template <int axes>
+struct ConvPosition {
+    int image, at[axes];
+
+    __device__ __forceinline__ ConvPosition(const ConvPhase<axes>& phase, int index) {
+#pragma unroll
+        for (int i = 0; i < axes; ++i) {
+            const int next = index / phase.count[i];
+            at[i] = index - next * phase.count[i];
+            index = next;
+        }
+        image = index;
+    }
+};
+
+// An element of the filter within a phase, and the 64 channels of a piece of the depth, or of 64 columns.
+template <int axes>
+struct ConvPiece {
+    int block, tap[axes];
+
+    __device__ __forceinline__ ConvPiece(const ConvCall<axes>& call, const ConvPhase<axes>& phase, int index) {
+        int left = index / call.blocks;
+        block = index - left * call.blocks;
+#pragma unroll
+        for (int i = 0; i < axes; ++i) {
+            const int next = left / phase.taps[i];
+            tap[i] = left - next * phase.taps[i];
+            left = next;
+        }
+    }
+
+    __device__ __forceinline__ void next(const ConvCall<axes>& call, const ConvPhase<axes>& phase) {
+        if (++block < call.blocks) return;
+        block = 0;
+#pragma unroll
+        for (int i = 0; i < axes; ++i) {
+            if (++tap[i] < phase.taps[i]) return;
+            tap[i] = 0;
+        }
+    }
+
+    __device__ __forceinline__ int element(const ConvCall<axes>& call, const ConvPhase<axes>& phase) const {
+        int element = 0;
+#pragma unroll
+        for (int i = axes - 1; i >= 0; --i)
+            element = element * call.filter[i] + phase.first_tap[i] + phase.tap_step[i] * tap[i];
+        return element;
+    }
+};
+
+// Elements of the result, two columns at a time.
+template <class Row>
+class ConvResult {
+    using T = typename Row::dtype;
+    static constexpr int axes = Row::ndim;
+    static constexpr bool weighs = Row::direction == Direction::bwd_weight;
+
+   public:
+    __device__ __forceinline__ ConvResult(const ConvCall<axes>& call, const ConvTile& tile)
+        : call(call), tile(tile), phase(call.phases[tile.phase]) {}
+
+    // Where a row begins, NULL if there is none; `row` counts in the tile.
+    __device__ __forceinline__ T* row(int row) const {
+        row += tile.row;
+        T* const data = static_cast<T*>(call.result);
+        if constexpr (weighs) {
+            if (row >= call.rows) return nullptr;
+            return data + static_cast<std::int64_t>(tile.group * call.rows + row) * call.stride_result;
+        } else {
+            if (row >= phase.rows) return nullptr;
+            const ConvPosition<axes> position(phase, row);
+            std::int64_t index = 0;
+#pragma unroll
+            for (int i = axes - 1; i >= 0; --i)
+                index = index * call.extents[i] + phase.origin[i] + phase.spread[i] * position.at[i];
+            return data + position.image * call.stride_result + index * call.groups * call.columns +
+                   tile.group * call.columns;
+        }
+    }
+
+    // 64 columns: where they begin in a row, and how many of them there are; `column` counts in the tile.
+    struct Columns {
+        std::int64_t begin;
+        int count;
+    };
+    __device__ __forceinline__ Columns columns(int column) const {
+        column += tile.column;
+        if constexpr (weighs) {
+            const int index = column / block_channels, elements = index / call.blocks;
+            const int first = (index - elements * call.blocks) * block_channels;
+            int taps = 1;
+#pragma unroll
+            for (int i = 0; i < axes; ++i) taps *= call.filter[i];
+            return {static_cast<std::int64_t>(elements) * call.columns + first, elements < taps ? call.columns - first : 0};
+        } else {
+            return {column, call.columns - column};
+        }
+    }
+
+    __device__ __forceinline__ void put(T* row, const Columns& columns, int column, float x, float y) const {
+        if (!row || column >= columns.count) return;
+        T* const to = row + columns.begin + column;
+        if (call.pairs) {
+            *reinterpret_cast<std::uint32_t*>(to) = pack<T>(x, y);
+        } else {
+            to[0] = T(x);
+            if (column + 1 < columns.count) to[1] = T(y);
+        }
+    }
+
+   private:
+    const ConvCall<axes>& call;
+    const ConvTile& tile;
+    const ConvPhase<axes>& phase;
+};
+
+// The sums of a tile's part as they lie in registers: four of each thread at a time.
+template <class Row>
+struct ConvSums {
+    using Shape = ConvShape<Row>;
+    static constexpr int threads = 128 * Shape::groups, chunks = Shape::blocks_p * Shape::tile_q / 8;
+    static constexpr std::int64_t floats = std::int64_t{4} * chunks * threads;
+
+    static __device__ __forceinline__ float4* place(float* sums, std::int64_t tile, int chunk, int thread) {
+        return reinterpret_cast<float4*>(sums) + (tile * chunks + chunk) * threads + thread;
+    }
+};
+
+// Of one warpgroup.
+template <class Row>
+class ConvEpilogue {
+    using Shape = ConvShape<Row>;
+    using Call = ConvCall<Row::ndim>;
+    using Sums = float[Shape::blocks_p][Shape::tile_q / 2];
+    static constexpr bool weighs = Row::direction == Direction::bwd_weight;
+
+   public:
+    __device__ __forceinline__ ConvEpilogue(const Call& call, std::uint32_t shared, int group)
+        : call(call), group(group), thread(static_cast<int>(threadIdx.x) % 128), pieces(shared, group) {}
+
+    __device__ __forceinline__ void store(const ConvTile& tile, std::int64_t index, const Sums& sums) {
+        if (call.splits > 1)
+            keep(index, sums);
+        else if (call.plain)
+            store_plain(tile, sums);
+        else
+            store_elements(tile, sums);
+    }
+
+   private:
+    __device__ __forceinline__ void keep(std::int64_t index, const Sums& sums) const {
+#pragma unroll
+        for (int block = 0; block < Shape::blocks_p; ++block)
+#pragma unroll
+            for (int j = 0; j < Shape::tile_q / 8; ++j) {
+                const float* const x = &sums[block][4 * j];
+                *ConvSums<Row>::place(call.sums, index, block * (Shape::tile_q / 8) + j, group * 128 + thread) =
+                    make_float4(x[0], x[1], x[2], x[3]);
+            }
+    }
+
+    __device__ __forceinline__ void store_plain(const ConvTile& tile, const Sums& sums) {
+        pieces.store(sums, 1.0f, [&](std::uint32_t piece, int row, int column) {
+            row += tile.row, column += tile.column;
+            if constexpr (weighs) {
+                const int index = column / block_channels, element = index / call.blocks;
+                tma_store(&call.out, piece, (index - element * call.blocks) * block_channels, element, row, tile.group);
+            } else if (row < call.phases[tile.phase].rows) {
+                tma_store(&call.out, piece, column, row, tile.group);
+            }
+        });
+    }
+
+    __device__ __forceinline__ void store_elements(const ConvTile& tile, const Sums& sums) const {
+        const ConvResult<Row> result(call, tile);
+        const int lane = thread % 32;
+#pragma unroll
+        for (int block = 0; block < Shape::blocks_p; ++block) {
+            const int first = (group * Shape::blocks_p + block) * 64 + thread / 32 * 16 + lane / 4;
+            auto* const above = result.row(first);
+            auto* const below = result.row(first + 8);
+#pragma unroll
+            for (int piece = 0; piece < Shape::pieces_q; ++piece) {
+                const auto columns = result.columns(64 * piece);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const float* const x = &sums[block][32 * piece + 4 * j];
+                    const int column = 8 * j + lane % 4 * 2;
+                    result.put(above, columns, column, x[0], x[1]);
+                    result.put(below, columns, column, x[2], x[3]);
+                }
+            }
+        }
+    }
+
+    const Call& call;
+    const int group, thread;
+    GemmPieces<ConvTraits<Row>> pieces;
+};
+
+// Adds the sums of all parts, in order. Grid: tiles, chunks of their sums.
+template <class Row>
+__global__ __launch_bounds__(ConvSums<Row>::threads) void conv_add_parts(const __grid_constant__ ConvCall<Row::ndim> call) {
+    using Shape = ConvShape<Row>;
+    const int index = static_cast<int>(blockIdx.x), chunk = static_cast<int>(blockIdx.y);
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int part = 0; part < call.splits; ++part) {
+        const float4 x = *ConvSums<Row>::place(call.sums, std::int64_t{part} * call.tiles + index, chunk, thread);
+        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+    const ConvTile tile = find_tile<Row>(call, index, 0);
+    const ConvResult<Row> result(call, tile);
+    const int block = chunk / (Shape::tile_q / 8), j = chunk % (Shape::tile_q / 8);
+    const int row = (thread / 128 * Shape::blocks_p + block) * 64 + thread % 128 / 32 * 16 + lane / 4;
+    const auto columns = result.columns(j / 8 * 64);
+    const int column = j % 8 * 8 + lane % 4 * 2;
+    result.put(result.row(row), columns, column, sum.x, sum.y);
+    result.put(result.row(row + 8), columns, column, sum.z, sum.w);
+}
+
+}  // namespace catalog::cuda

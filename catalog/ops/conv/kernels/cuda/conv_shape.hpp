@@ -1,0 +1,38 @@
+// What follows from a row's traits: the direction's product, and how blocks hold it in shared memory.
+//
+// A convolution is a product C = A B whose operand A or B is never in memory: TMA gathers what the filter meets.
+//
+//     direction     rows of C            columns of C                    depth
+//     forward       output positions     output channels                 elements of the filter x input channels
+//     bwd_data      input positions      input channels                  elements of the filter x output channels
+//     bwd_weight    output channels      element of the filter, input    output positions
+//                                        channels
+//
+// Channels are those of a group, in blocks of 64; a column of bwd_weight is one of such a block.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/gemm_shape.hpp"
+#include "geometry/window.hpp"
+
+namespace catalog::cuda {
+
+using conv::Direction;
+
+// As GemmShape wants it.
+template <class Row>
+struct ConvTraits : Row {
+    static constexpr bool a_along = Row::direction != Direction::bwd_weight;
+    static constexpr bool b_along = Row::direction == Direction::forward;
+    static constexpr int tile_k = 64, wave_n = 1, warp_tile_m = 64;
+    // As many stages as fit into the 227 KiB of a block, beside a piece of C for each warpgroup.
+    static constexpr int num_stages = (232448 - 1024 - 512 - Row::wave_m / 4 * 16384) / (128 * (Row::tile_m + Row::tile_n));
+};
+
+template <class Row>
+using ConvShape = GemmShape<ConvTraits<Row>>;
+
+inline constexpr int block_channels = 64;
+
+}  // namespace catalog::cuda

@@ -1,0 +1,164 @@
+// Convolution for Hopper as an implicit matrix product, specialised for one row of the catalog: pipeline sm90_wgmma.
+//
+// A block has one warp that loads through TMA, and warpgroups that compute, each of 64 or 128 rows of a tile. Blocks
+// work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. What
+// the filter meets is gathered by TMA's im2col mode, an element of the filter and 64 channels in each step.
+//
+// A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
+//
+//     struct Row {
+//         using dtype = catalog::cuda::bf16;
+//         static constexpr auto direction = catalog::conv::Direction::forward;
+//         static constexpr int ndim = 2;
+//         static constexpr int tile_m = 128, tile_n = 256;  // of C
+//         static constexpr int wave_m = 8;                  // warps that compute
+//     };
+#pragma once
+
+#include "conv_result.hpp"
+#include "cuda/gemm_product.hpp"
+
+namespace catalog::cuda {
+
+// Loads the stages of A and B. One thread.
+template <class Row>
+class ConvProducer {
+    using Shape = ConvShape<Row>;
+    static constexpr int axes = Row::ndim;
+    using Call = ConvCall<axes>;
+
+   public:
+    __device__ __forceinline__ ConvProducer(const Call& call, std::uint32_t shared) : call(call), shared(shared) {}
+
+    __device__ __forceinline__ void run() {
+        for (int index = static_cast<int>(blockIdx.x); index < call.tiles * call.splits;
+             index += static_cast<int>(gridDim.x)) {
+            const int part = index / call.tiles;
+            const ConvTile tile = find_tile<Row>(call, index - part * call.tiles, part);
+            if constexpr (Row::direction == Direction::bwd_weight)
+                load_gradients(tile);
+            else
+                load_images(tile);
+        }
+    }
+
+   private:
+    // The stage to be written, once it is free.
+    __device__ __forceinline__ std::uint32_t claim() {
+        barrier_wait(Shape::empty(shared, ring.stage), ring.phase ^ 1);
+        full = Shape::full(shared, ring.stage);
+        barrier_arrive_expect(full, Shape::stage_bytes);
+        const std::uint32_t target = shared + ring.stage * Shape::stage_bytes;
+        ring.next();
+        return target;
+    }
+
+    // The coordinates of a position in the images.
+    static __device__ __forceinline__ void place(const ConvPhase<axes>& phase, const ConvPosition<axes>& position,
+                                                 int (&at)[axes]) {
+#pragma unroll
+        for (int i = 0; i < axes; ++i) at[i] = phase.lower[i] + phase.step[i] * position.at[i];
+    }
+
+    static __device__ __forceinline__ void offsets(const ConvPhase<axes>& phase, const ConvPiece<axes>& piece,
+                                                   int (&offset)[axes]) {
+#pragma unroll
+        for (int i = 0; i < axes; ++i) offset[i] = phase.apart[i] * piece.tap[i];
+    }
+
+    // Forward and backward data: a piece of the filter in each step.
+    __device__ __forceinline__ void load_images(const ConvTile& tile) {
+        if (tile.first_step == tile.end_step) return;
+        const ConvPhase<axes>& phase = call.phases[tile.phase];
+        const ConvPosition<axes> position(phase, tile.row);
+        int at[axes], offset[axes];
+        place(phase, position, at);
+        ConvPiece<axes> piece(call, phase, tile.first_step);
+        for (int step = tile.first_step; step < tile.end_step; ++step, piece.next(call, phase)) {
+            const std::uint32_t target = claim();
+            const int channel = piece.block * block_channels, element = piece.element(call, phase);
+            offsets(phase, piece, offset);
+            tma_load_im2col(target, &phase.images, full, tile.group * call.channels + channel, at, position.image,
+                            offset);
+            if constexpr (Row::direction == Direction::forward) {
+                tma_load(target + Shape::p_bytes, &call.weight, full, channel, element, tile.column, tile.group);
+            } else {
+#pragma unroll
+                for (int panel = 0; panel < Shape::tile_q / 64; ++panel)
+                    tma_load(target + Shape::p_bytes + panel * Shape::panel_q, &call.weight, full,
+                             tile.column + 64 * panel, element, channel, tile.group);
+            }
+        }
+    }
+
+    // Backward weight: 64 positions of the output in each step.
+    __device__ __forceinline__ void load_gradients(const ConvTile& tile) {
+        const ConvPhase<axes>& phase = call.phases[tile.phase];
+        constexpr int panels = Shape::tile_q / 64;
+        int channel[panels], offset[panels][axes], first = tile.column / block_channels;
+        ConvPiece<axes> piece(call, phase, first);
+#pragma unroll
+        for (int panel = 0; panel < panels; ++panel) {
+            channel[panel] = tile.group * call.channels + piece.block * block_channels;
+            offsets(phase, piece, offset[panel]);
+            piece.next(call, phase);  // behind the last one, the first: such columns are not stored
+        }
+        for (int step = tile.first_step; step < tile.end_step; ++step) {
+            const ConvPosition<axes> position(phase, step * Shape::tile_k);
+            int at[axes];
+            place(phase, position, at);
+            const std::uint32_t target = claim();
+            constexpr int none[axes]{};
+#pragma unroll
+            for (int panel = 0; panel < Shape::tile_p / 64; ++panel)
+                tma_load_im2col(target + panel * Shape::panel_p, &call.gradient, full,
+                                tile.group * call.gradient_channels + tile.row + 64 * panel, position.at,
+                                position.image, none);
+#pragma unroll
+            for (int panel = 0; panel < panels; ++panel)
+                tma_load_im2col(target + Shape::p_bytes + panel * Shape::panel_q, &phase.images, full, channel[panel],
+                                at, position.image, offset[panel]);
+        }
+    }
+
+    const Call& call;
+    const std::uint32_t shared;
+    std::uint32_t full = 0;
+    Ring<Shape::stages> ring;
+};
+
+template <class Row>
+__global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
+    const __grid_constant__ ConvCall<Row::ndim> call) {
+    using Shape = ConvShape<Row>;
+    constexpr RegisterBudget budget = register_budget(Shape::groups, 1, 56);
+    extern __shared__ char memory[];
+    const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
+    if (threadIdx.x == 0) Shape::init(shared);
+    __syncthreads();
+
+    const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
+    if (warpgroup == 0) {
+        if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (threadIdx.x == 0) ConvProducer<Row>(call, shared).run();
+    } else {
+        if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
+        const int group = warpgroup - 1;
+        float sums[Shape::blocks_p][Shape::tile_q / 2];
+        GemmProduct<ConvTraits<Row>> product(shared, group);
+        ConvEpilogue<Row> epilogue(call, shared, group);
+        for (int index = static_cast<int>(blockIdx.x); index < call.tiles * call.splits;
+             index += static_cast<int>(gridDim.x)) {
+            const int part = index / call.tiles;
+            const ConvTile tile = find_tile<Row>(call, index - part * call.tiles, part);
+            product.multiply(tile.end_step - tile.first_step, sums);
+            epilogue.store(tile, index, sums);
+        }
+        if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+    }
+}
+
+template <class Row>
+inline constexpr Block block_of{ConvShape<Row>::threads, ConvShape<Row>::bytes + ConvShape<Row>::alignment};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,77 @@
+"""Convolution kernels of sm_90 on a real GPU, against the float64 reference: make test-cuda."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
+from conv_problems import problem_of_row, rows
+from cuda_gpu import ARCH, build, need_gpu, wrong
+
+from catalog.ops.conv.problem import ConvProblem
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
+from catalog.schema.kernel import Kernel
+
+need_gpu()
+
+PARTS, DRAWN = 12, 8
+SIZES = {1: (1037,), 2: (37, 29), 3: (9, 11, 13)}
+LARGER: tuple[dict[str, Any], ...] = (
+    {"n": 3, "c": 128, "k": 200, "pad": 1},
+    {"n": 2, "c": 192, "k": 128, "g": 2, "stride": 2, "pad": 1},
+    {"n": 2, "c": 264, "k": 64, "dilation": 2, "pad": 2},
+    {"n": 2, "c": 6, "k": 72, "pad": 1, "stride": 2},
+    {"n": 2, "c": 64, "k": 96, "g": 4, "pad": 1},
+)
+"""Several tiles for each block; groups and channels that are copied first."""
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    with Catalog(tmp_path_factory.mktemp("conv") / "catalog.db") as catalog:
+        catalog.populate(ARCH, operation="conv")
+        yield catalog
+
+
+def cover(catalog: Catalog) -> list[Kernel]:
+    """Every tile in every direction with two of the numbers of axes; types take turns."""
+    types = cycle(("bf16", "fp16"))
+    kernels = []
+    for place, kernel in enumerate(rows(catalog, "dtype = 'bf16'", ARCH)):
+        if place % 3 == 2:
+            continue
+        name = kernel.name.replace("_bf16_", f"_{next(types)}_")
+        kernels.append(rows(catalog, f"name = '{name}'", ARCH)[0])
+    return kernels
+
+
+def larger(kernel: Kernel) -> Iterator[ConvProblem]:
+    signature = kernel.signature
+    ndim = signature.ndim
+    for sizes in LARGER:
+        fields = {name: (value,) * ndim if name in ("pad", "stride", "dilation") else value for name, value in sizes.items()}
+        yield ConvProblem(
+            direction=signature.direction.value,
+            dtype=signature.dtype.value,
+            size=SIZES[ndim],
+            filter=(3,) * ndim,
+            **fields,
+        )
+
+
+@pytest.mark.parametrize("number", range(PARTS))
+def test_random_problems_of_every_tile_and_direction(catalog: Catalog, number: int) -> None:
+    kernels = cover(catalog)[number::PARTS]
+    build(catalog, kernels)
+    failed = []
+    for kernel in kernels:
+        rng = random.Random(kernel.name)  # noqa: S311
+        problems = [problem_of_row(kernel, rng) for _ in range(DRAWN)]
+        for problem in (*problems, *larger(kernel)):
+            checks = wrong(catalog.plan(problem, kernel), make_inputs(problem, 1))
+            failed += [(problem.key, kernel.name, check) for check in checks]
+    assert not failed, failed[:5]

@@ -47,6 +47,8 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
         if kernel.algorithm.pipeline == "host_direct":
             most = kernel.algorithm.vector_c * (2 if signature.dtype == "fp32" else 1)
             fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16, 32) if width <= most]))
+        elif kernel.algorithm.pipeline == "sm90_narrow":
+            fields |= {"g": (g := rng.choice((2, 5, 33)))} | dict.fromkeys("ck", g * rng.choice((1, 2, 4, 8, 16, 32)))
         elif signature.family == "depthwise":
             fields |= {"c": g, "k": g}
         else:

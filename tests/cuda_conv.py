@@ -29,6 +29,13 @@ LARGER: tuple[dict[str, Any], ...] = (
 )
 """Several tiles for each block; groups and channels that are copied first."""
 
+NARROW: tuple[dict[str, Any], ...] = (
+    {"n": 3, "c": 256, "k": 256, "g": 32, "pad": 1},
+    {"n": 2, "c": 200, "k": 200, "g": 200, "pad": 1, "stride": 2},
+    {"n": 2, "c": 96, "k": 96, "g": 3, "pad": 2, "dilation": 2},
+)
+"""Several patches of several blocks of 64 channels."""
+
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
@@ -38,11 +45,11 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 
 def cover(catalog: Catalog) -> list[Kernel]:
-    """Every tile in every direction with two of the numbers of axes; types take turns."""
-    types = cycle(("bf16", "fp16"))
+    """Every tile in every direction; numbers of axes and types take turns."""
+    types = cycle(("bf16", "fp16", "fp16"))
     kernels = []
     for place, kernel in enumerate(rows(catalog, "dtype = 'bf16'", ARCH)):
-        if place % 3 == 2:
+        if place % 3 != kernel.signature.ndim % 3 and kernel.algorithm.pipeline == "sm90_wgmma":
             continue
         name = kernel.name.replace("_bf16_", f"_{next(types)}_")
         kernels.append(rows(catalog, f"name = '{name}'", ARCH)[0])
@@ -52,8 +59,10 @@ def cover(catalog: Catalog) -> list[Kernel]:
 def larger(kernel: Kernel) -> Iterator[ConvProblem]:
     signature = kernel.signature
     ndim = signature.ndim
-    for sizes in LARGER:
-        fields = {name: (value,) * ndim if name in ("pad", "stride", "dilation") else value for name, value in sizes.items()}
+    for sizes in NARROW if kernel.algorithm.pipeline == "sm90_narrow" else LARGER:
+        fields = {
+            name: (value,) * ndim if name in ("pad", "stride", "dilation") else value for name, value in sizes.items()
+        }
         yield ConvProblem(
             direction=signature.direction.value,
             dtype=signature.dtype.value,

@@ -16,7 +16,7 @@ struct Im2colLimits {
     static constexpr int offset = 2 * corner - 1, step = 8, positions = 256;
 };
 
-// `data` to `bytes`: the tensor; strides in bytes, of all axes but the innermost. `channels` x `positions` is the box.
+// Strides in bytes, of all axes but the innermost; `channels` x `positions` is the box. False: TMA cannot address it so.
 template <class T, int axes>
 inline bool make_im2col_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[axes + 2],
                             const std::uint64_t (&strides)[axes + 1], const int (&lower)[axes],
@@ -30,17 +30,10 @@ inline bool make_im2col_map(CUtensorMap& map, const void* data, const std::uint6
         if (!fits(lower[i]) || !fits(upper[i]) || steps[i] > Limits::step) return false;
         all_steps[i + 1] = static_cast<std::uint32_t>(steps[i]);
     }
-    if (!encode || encode(&map, tensor_map_type<T>, axes + 2, const_cast<void*>(data), extents, strides, lower, upper,
-                          static_cast<std::uint32_t>(channels), static_cast<std::uint32_t>(positions), all_steps,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
-        return false;
-    // Drivers up to 13.1 set a bit that small tensors must not have, as CUTLASS found.
-    constexpr std::uint64_t small = 131072;
-    int driver = 0;
-    if (extents[axes + 1] * strides[axes] < small && cudaDriverGetVersion(&driver) == cudaSuccess && driver <= 13010)
-        reinterpret_cast<std::uint64_t*>(&map)[1] &= ~(1ull << 21);
-    return true;
+    return encode && encode(&map, tensor_map_type<T>, axes + 2, const_cast<void*>(data), extents, strides, lower, upper,
+                            static_cast<std::uint32_t>(channels), static_cast<std::uint32_t>(positions), all_steps,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // From channel `c` of the position `at` (width first) of image `n` on. By one thread.

@@ -228,6 +228,13 @@ class ConvProblem(Problem):
 
         return reachable(self)
 
+    @derived
+    def narrow(self) -> bool:
+        """As :func:`catalog.ops.conv.reach.narrow`."""
+        from catalog.ops.conv.reach import narrow
+
+        return narrow(self)
+
     @property
     def last(self) -> bool:
         """Whether channels are the last axis."""

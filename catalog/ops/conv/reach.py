@@ -1,4 +1,4 @@
-"""How far TMA's im2col mode reaches: which geometries kernels of sm_90 can gather.
+"""Which convolutions the pipelines of sm_90 can compute: how far TMA reaches, and what shared memory holds.
 
 Source: CUDA driver API, cuTensorMapEncodeIm2col (corners of the box of positions, element strides); PTX ISA,
 cp.async.bulk.tensor (offsets).
@@ -18,6 +18,12 @@ _CORNER = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}
 
 _STEP = 8
 """Largest distance of neighbouring positions."""
+
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+"""Channels of a group that pipeline sm90_narrow computes."""
+
+_SHARED = 200 * 1024
+"""Bytes of shared memory of a block of sm90_narrow: ``narrow_bytes`` in narrow_call.hpp."""
 
 
 class _Window(NamedTuple):
@@ -43,6 +49,24 @@ def reachable(problem: ConvProblem) -> bool:
         for axis in range(problem.ndim)
         for of in _windows(problem, axis)
     )
+
+
+def narrow(problem: ConvProblem) -> bool:
+    """Whether groups are narrow, and shared memory holds what a run of 16 positions meets: ``fit()`` of
+    narrow_launch.hpp.
+    """
+    width = problem.channels_in
+    if problem.ndim > 2 or problem.g == 1 or problem.c != problem.k or width not in _WIDTHS or problem.taps > 1024:
+        return False
+    of_axes = [list(_windows(problem, axis)) for axis in range(problem.ndim)]
+    met = [
+        max(((place == problem.ndim - 1) * 15 * of.step + (of.taps - 1) * of.apart + 1 for of in axis), default=16)
+        for place, axis in enumerate(of_axes)
+    ]
+    loaded = math.prod(met[:-1]) * -(-met[-1] // 8) * 8 * 128
+    pairs = -(-problem.taps * max(1, width // 8) // 2)
+    more = 16 * 128 + pairs * 512 * 8 if problem.direction == "bwd_weight" else 4 * problem.taps * width * 64
+    return loaded + more <= _SHARED
 
 
 def _windows(problem: ConvProblem, axis: int) -> Iterator[_Window]:

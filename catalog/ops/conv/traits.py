@@ -97,6 +97,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_PANEL = "host_panel"
     HOST_DIRECT = "host_direct"
     SM90_WGMMA = "sm90_wgmma"
+    SM90_NARROW = "sm90_narrow"
 
 
 class Scheduler(Word):

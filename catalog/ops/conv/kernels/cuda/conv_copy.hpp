@@ -82,4 +82,16 @@ class ReadableTensors {
     int count = 0;
 };
 
+// The result where there are no images: gradients of the weight are zero.
+template <class Row>
+inline catalog_status without_images(const catalog_args& args, const conv::Geometry& of, cudaStream_t stream) {
+    if constexpr (Row::direction == Direction::bwd_weight) {
+        const std::size_t row = of.taps() * (args.c / args.g) * sizeof(typename Row::dtype);
+        const std::size_t pitch = args.k > 1 ? args.weight.stride_first * sizeof(typename Row::dtype) : row;
+        if (cudaMemset2DAsync(args.weight.data, pitch, 0, row, args.k, stream) != cudaSuccess)
+            return launched(), CATALOG_DEVICE_ERROR;
+    }
+    return CATALOG_OK;
+}
+
 }  // namespace catalog::cuda

@@ -25,7 +25,7 @@ class ConvLaunch {
 
     catalog_status run() {
         if (!valid()) return CATALOG_BAD_ARGUMENT;
-        if (args.n == 0) return without_images();
+        if (args.n == 0) return without_images<Row>(args, of, stream);
         conv::for_windows<direction>(of, [&](const conv::Window& window) {
             if (window.positions() > 0) windows.push_back(window);
         });
@@ -72,16 +72,6 @@ class ConvLaunch {
         }
         return args.c <= most && args.k <= most && of.taps() * parts(args.c / args.g, block_channels) <= most / 64 &&
                of.taps() * parts(args.k / args.g, block_channels) <= most / 64;
-    }
-
-    catalog_status without_images() const {
-        if constexpr (weighs) {
-            const std::size_t row = of.taps() * (args.c / args.g) * sizeof(T);
-            const std::size_t pitch = args.k > 1 ? args.weight.stride_first * sizeof(T) : row;
-            if (cudaMemset2DAsync(args.weight.data, pitch, 0, row, args.k, stream) != cudaSuccess)
-                return launched(), CATALOG_DEVICE_ERROR;
-        }
-        return CATALOG_OK;
     }
 
     static void in_order(const std::int32_t* extents, int (&to)[axes]) {
@@ -133,8 +123,7 @@ class ConvLaunch {
                                           std::uint64_t(args.g)};
         const std::uint64_t filter = args.k > 1 ? w.stride * sizeof(T) : w.all_channels * of.taps() * sizeof(T);
         const std::uint64_t strides[3] = {w.all_channels * sizeof(T), filter, k * filter};
-        constexpr std::uint32_t box = direction == Direction::forward ? Row::tile_n : block_channels;
-        return make_tensor_map<T>(call.weight, w.data, extents, strides, {block_channels, 1, box, 1});
+        return make_tensor_map<T>(call.weight, w.data, extents, strides, {block_channels, 1, block_channels, 1});
     }
 
     bool describe_result(Call& call, std::int64_t columns) const {

@@ -26,6 +26,7 @@ class ConvProducer {
     using Shape = ConvShape<Row>;
     static constexpr int axes = Row::ndim;
     using Call = ConvCall<axes>;
+    static constexpr int panel_bytes = 64 * panel_row_bytes;
 
    public:
     __device__ __forceinline__ ConvProducer(const Call& call, std::uint32_t shared) : call(call), shared(shared) {}
@@ -43,14 +44,20 @@ class ConvProducer {
     }
 
    private:
-    // The stage to be written, once it is free.
-    __device__ __forceinline__ std::uint32_t claim() {
+    // The stage to be written, once it is free, with that number of bytes.
+    __device__ __forceinline__ std::uint32_t claim(int bytes) {
         barrier_wait(Shape::empty(shared, ring.stage), ring.phase ^ 1);
         full = Shape::full(shared, ring.stage);
-        barrier_arrive_expect(full, Shape::stage_bytes);
+        barrier_arrive_expect(full, bytes);
         const std::uint32_t target = shared + ring.stage * Shape::stage_bytes;
         ring.next();
         return target;
+    }
+
+    // Of `most` panels of 64 rows or columns, those that exist. The others are not loaded: TMA fills rows outside of a
+    // tensor slowly, and what is in their place only reaches elements that are not stored.
+    static __device__ __forceinline__ int panels_of(int extent, int first, int most) {
+        return min(most, (extent - first + 63) / 64);
     }
 
     // The coordinates of a position in the images.
@@ -74,19 +81,20 @@ class ConvProducer {
         int at[axes], offset[axes];
         place(phase, position, at);
         ConvPiece<axes> piece(call, phase, tile.first_step);
+        const int panels = panels_of(call.columns, tile.column, Shape::tile_q / 64);
         for (int step = tile.first_step; step < tile.end_step; ++step, piece.next(call, phase)) {
-            const std::uint32_t target = claim();
+            const std::uint32_t target = claim(Shape::p_bytes + panels * panel_bytes);
             const int channel = piece.block * block_channels, element = piece.element(call, phase);
             offsets(phase, piece, offset);
             tma_load_im2col(target, &phase.images, full, tile.group * call.channels + channel, at, position.image,
                             offset);
-            if constexpr (Row::direction == Direction::forward) {
-                tma_load(target + Shape::p_bytes, &call.weight, full, channel, element, tile.column, tile.group);
-            } else {
-#pragma unroll
-                for (int panel = 0; panel < Shape::tile_q / 64; ++panel)
-                    tma_load(target + Shape::p_bytes + panel * Shape::panel_q, &call.weight, full,
-                             tile.column + 64 * panel, element, channel, tile.group);
+            for (int panel = 0; panel < panels; ++panel) {
+                const std::uint32_t to = target + Shape::p_bytes + panel * panel_bytes;
+                const int column = tile.column + 64 * panel;
+                if constexpr (Row::direction == Direction::forward)
+                    tma_load(to, &call.weight, full, channel, element, column, tile.group);
+                else
+                    tma_load(to, &call.weight, full, column, element, channel, tile.group);
             }
         }
     }
@@ -94,30 +102,36 @@ class ConvProducer {
     // Backward weight: 64 positions of the output in each step.
     __device__ __forceinline__ void load_gradients(const ConvTile& tile) {
         const ConvPhase<axes>& phase = call.phases[tile.phase];
-        constexpr int panels = Shape::tile_q / 64;
-        int channel[panels], offset[panels][axes], first = tile.column / block_channels;
-        ConvPiece<axes> piece(call, phase, first);
+        constexpr int most = Shape::tile_q / 64;
+        int channel[most], offset[most][axes], pieces = call.blocks;
 #pragma unroll
-        for (int panel = 0; panel < panels; ++panel) {
+        for (int i = 0; i < axes; ++i) pieces *= phase.taps[i];
+        const int panels_p = panels_of(call.rows, tile.row, Shape::tile_p / 64);
+        const int panels_q = panels_of(pieces * 64, tile.column, most);
+        ConvPiece<axes> piece(call, phase, tile.column / block_channels);
+#pragma unroll
+        for (int panel = 0; panel < most; ++panel) {
             channel[panel] = tile.group * call.channels + piece.block * block_channels;
             offsets(phase, piece, offset[panel]);
-            piece.next(call, phase);  // behind the last one, the first: such columns are not stored
+            piece.next(call, phase);
         }
         for (int step = tile.first_step; step < tile.end_step; ++step) {
             const ConvPosition<axes> position(phase, step * Shape::tile_k);
             int at[axes];
             place(phase, position, at);
-            const std::uint32_t target = claim();
+            const std::uint32_t target = claim((panels_p + panels_q) * panel_bytes);
             constexpr int none[axes]{};
 #pragma unroll
             for (int panel = 0; panel < Shape::tile_p / 64; ++panel)
-                tma_load_im2col(target + panel * Shape::panel_p, &call.gradient, full,
-                                tile.group * call.gradient_channels + tile.row + 64 * panel, position.at,
-                                position.image, none);
+                if (panel < panels_p)
+                    tma_load_im2col(target + panel * panel_bytes, &call.gradient, full,
+                                    tile.group * call.gradient_channels + tile.row + 64 * panel, position.at,
+                                    position.image, none);
 #pragma unroll
-            for (int panel = 0; panel < panels; ++panel)
-                tma_load_im2col(target + Shape::p_bytes + panel * Shape::panel_q, &phase.images, full, channel[panel],
-                                at, position.image, offset[panel]);
+            for (int panel = 0; panel < most; ++panel)
+                if (panel < panels_q)
+                    tma_load_im2col(target + Shape::p_bytes + panel * panel_bytes, &phase.images, full, channel[panel],
+                                    at, position.image, offset[panel]);
         }
     }
 

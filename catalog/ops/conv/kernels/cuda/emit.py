@@ -7,11 +7,12 @@ from types import MappingProxyType
 
 from catalog.build.describe import c_string
 from catalog.errors import BuildError
+from catalog.ops.conv.traits import Pipeline
 from catalog.schema.kernel import Kernel
 
 _TYPES: Mapping[str, str] = MappingProxyType({"fp16": "catalog::cuda::fp16", "bf16": "catalog::cuda::bf16"})
 
-_NUMBERS = ("tile_m", "tile_n", "wave_m")
+_TILE = ("tile_m", "tile_n", "wave_m")
 
 
 def emit(kernel: Kernel) -> str:
@@ -23,16 +24,18 @@ def emit(kernel: Kernel) -> str:
     signature, algorithm = kernel.signature, kernel.algorithm
     if signature.dtype not in _TYPES:
         raise BuildError(f"kernel {kernel.name}: NVIDIA has no convolution kernels for dtype = {signature.dtype}")
+    narrow = algorithm.pipeline is Pipeline.SM90_NARROW
+    header, launch = ("narrow_launch", "launch_conv_narrow") if narrow else ("conv_launch", "launch_conv_wgmma")
+    numbers = {} if narrow else {"ndim": signature.ndim} | {name: getattr(algorithm, name) for name in _TILE}
     members = [
         f"using dtype = {_TYPES[signature.dtype]};",
         f"static constexpr auto direction = catalog::conv::Direction::{signature.direction};",
-        f"static constexpr int ndim = {signature.ndim};",
-        *(f"static constexpr int {name} = {getattr(algorithm, name)};" for name in _NUMBERS),
+        *(f"static constexpr int {name} = {number};" for name, number in numbers.items()),
     ]
     body = "\n".join(f"    {member}" for member in members)
     return f"""\
 // {kernel.name}
-#include "cuda/conv_launch.hpp"
+#include "cuda/{header}.hpp"
 
 namespace {{
 
@@ -43,6 +46,6 @@ struct Row {{
 }}  // namespace
 
 CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size),
-                     catalog::cuda::launch_conv_wgmma<Row>(args, static_cast<cudaStream_t>(stream)))
+                     catalog::cuda::{launch}<Row>(args, static_cast<cudaStream_t>(stream)))
 CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)
 """

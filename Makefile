@@ -33,7 +33,7 @@ test-ck: $(VENV)/.installed-$(FOR_TESTS)$(comma)gfx950
 
 # Rows of sm_90, run on a Hopper GPU against the reference and PyTorch, and under compute-sanitizer
 test-cuda: $(VENV)/.installed-$(FOR_TESTS)
-	@$(BIN)/python -m pytest -rs -n 12 tests/cuda_kernels.py tests/cuda_gemm.py tests/cuda_torch.py tests/cuda_streams.py tests/cuda_guard.py tests/cuda_sanitizer.py $(ARGS)
+	@$(BIN)/python -m pytest -rs -n 12 tests/cuda_kernels.py tests/cuda_gemm.py tests/cuda_conv.py tests/cuda_torch.py tests/cuda_streams.py tests/cuda_guard.py tests/cuda_sanitizer.py $(ARGS)
 
 # The site, into site/; a link that leads nowhere is an error
 docs: $(VENV)/.installed-docs

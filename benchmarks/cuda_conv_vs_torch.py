@@ -1,7 +1,7 @@
 """Time the catalog's convolution kernels for NVIDIA GPUs, and cuDNN by PyTorch, and compare them with targets.
 
-For each convolution and its two gradients, the kernels that selection considers and cuDNN take turns on one stream, with
-none of the operands in the L2 cache. cuDNN has channels_last tensors and chooses its algorithm by timing
+For each convolution and its two gradients, the kernels that selection considers and cuDNN take turns on one stream,
+with none of the operands in the L2 cache. cuDNN has channels_last tensors and chooses its algorithm by timing
 (``torch.backends.cudnn.benchmark``). Every answer is checked against PyTorch's before it is timed. See
 benchmarks/README.md.
 """
@@ -99,9 +99,7 @@ def sides(problem: ConvProblem) -> tuple[Mapping[str, torch.Tensor], Callable[[]
         "weight": (problem.k, problem.channels_in, *problem.filter),
         "output": (problem.n, problem.k, *problem.out),
     }
-    given = {
-        name: tensors(*shape).to(dtype).to(memory_format=torch.channels_last) for name, shape in shapes.items()
-    }
+    given = {name: tensors(*shape).to(dtype).to(memory_format=torch.channels_last) for name, shape in shapes.items()}
     axes = [list(values) for values in (problem.stride, problem.pad, problem.dilation)]
     if problem.direction == "forward":
         convolve = partial(torch.ops.aten.convolution, given["input"], given["weight"], None)

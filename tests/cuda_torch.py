@@ -1,4 +1,4 @@
-"""Products of PyTorch's CUDA tensors on a real GPU of arch sm_90, against PyTorch in float64: make test-cuda."""
+"""Products and convolutions of PyTorch's CUDA tensors on a GPU of arch sm_90, against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch: Any = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from catalog.torch import conv2d, grouped_mm, linear, matmul  # noqa: E402
+from catalog.torch import conv1d, conv2d, conv3d, grouped_mm, linear, matmul  # noqa: E402
 
 ACTIVATIONS: Mapping[Any, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
 TYPES = (torch.bfloat16, torch.float16)
@@ -73,6 +73,28 @@ def test_matmul_and_its_gradients(a: tuple[int, ...], b: tuple[int, ...]) -> Non
         )
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "shapes", "options"),
+    [
+        (conv2d, functional.conv2d, ((2, 64, 17, 20), (96, 64, 3, 3)), {"padding": 1}),
+        (conv2d, functional.conv2d, ((2, 3, 33, 30), (32, 3, 7, 7)), {"padding": 3, "stride": 2}),
+        (conv2d, functional.conv2d, ((2, 64, 14, 14), (64, 8, 3, 3)), {"padding": 1, "groups": 8}),
+        (conv2d, functional.conv2d, ((2, 40, 14, 14), (40, 1, 5, 5)), {"padding": "same", "groups": 40}),
+        (conv1d, functional.conv1d, ((3, 72, 130), (48, 36, 4)), {"dilation": 2, "groups": 2}),
+        (conv3d, functional.conv3d, ((2, 32, 6, 8, 7), (24, 32, 3, 3, 3)), {"padding": 1, "stride": (1, 2, 1)}),
+    ],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_convolutions_and_their_gradients(
+    ours: Any, theirs: Any, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any], last: bool
+) -> None:
+    x, weight = shapes
+    tensors = leaves(x, weight, weight[:1])
+    if last and len(x) == 4:
+        tensors[:2] = [one.detach().to(memory_format=torch.channels_last).requires_grad_() for one in tensors[:2]]
+    check(lambda *given: ours(*given, **options), lambda *given: theirs(*given, **options), tensors)
+
+
 def layers(x: Any, *weights: Any) -> Any:
     for weight in weights:
         x = linear(x, weight, None, "silu") * 2
@@ -124,7 +146,7 @@ def test_autocast() -> None:
     [
         (lambda x: linear(x.float(), x.float()), "torch.matmul may do"),
         (lambda x: grouped_mm(x, x.T[None], torch.tensor([4], dtype=torch.int32, device="cuda")), "groups"),
-        (lambda x: conv2d(x[None, None], x[None, None, :3, :3]), "convolution kernels for sm_90"),
+        (lambda x: conv2d(x.float()[None, None], x.float()[None, None, :3, :3]), "torch.nn.functional.conv2d"),
     ],
 )
 def test_what_no_kernel_computes_is_a_message(call: Any, message: str) -> None:

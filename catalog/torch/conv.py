@@ -3,7 +3,8 @@
 ``catalog::conv(input, weight, output, size, filter, stride, pad, dilation, g)`` computes the tensor that is None of the
 three from the other two: the output, or the gradient of the input or of the weight, where ``output`` is its gradient.
 The sum of products of all three is linear in each, so the gradients of one are the others: it has derivatives of any
-order. Images whose channels are dense (``torch.channels_last``) and others are computed in place, and so is the result.
+order. Images whose channels are dense (``torch.channels_last``) and others are computed in place, and so is the result;
+on NVIDIA GPUs others are copied, and the result's channels are dense.
 """
 
 from __future__ import annotations
@@ -79,13 +80,14 @@ def conv2d(
         groups: number of groups that the channels are divided into.
 
     Returns:
-        (n, k, out h, out w) or (k, out h, out w), of the type and in the memory format of input.
+        (n, k, out h, out w) or (k, out h, out w), of the type and in the memory format of input; on NVIDIA GPUs in
+        channels_last.
 
     Raises:
         TensorError: shapes, types or devices of the tensors do not match, or no kernel accepts their type.
         ArgumentError: another argument is outside its domain.
         ProblemError: the filter does not fit into the padded input.
-        SelectionError: the device's arch has no convolution kernels.
+        SelectionError: the device's arch has no convolution kernels for such tensors and such a geometry.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     return _convolve(2, (input, weight, bias), stride, padding, dilation, groups)
@@ -231,9 +233,13 @@ def _problem_of(dtype: torch.dtype, fields: tuple[Any, ...], geometry: tuple[tup
 
 
 def _is_last(tensors: Mapping[str, Optional]) -> bool:
-    """Whether channels are contiguous, and not the last axis, in a tensor that is given: as PyTorch decides."""
-    given = (tensor[:1] for tensor in tensors.values() if tensor is not None)
-    return any(one.movedim(1, -1).is_contiguous() and not one.is_contiguous() for one in given)
+    """Whether channels are contiguous, and not the last axis, in a tensor that is given: as PyTorch decides.
+
+    On NVIDIA GPUs all tensors are taken so: kernels have no other layout.
+    """
+    given = [tensor[:1] for tensor in tensors.values() if tensor is not None]
+    on_nvidia = given[0].is_cuda and torch.version.hip is None
+    return on_nvidia or any(one.movedim(1, -1).is_contiguous() and not one.is_contiguous() for one in given)
 
 
 def _dense(tensor: torch.Tensor, last: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a convolution kernel of a CPU does for a problem, in the units in which its time grows."""
+"""What a convolution kernel of our own does for a problem, in the units in which its time grows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ if TYPE_CHECKING:
 
 
 def work_of(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
-    """The terms of a host kernel's time, by name; see :meth:`catalog.ops.protocol.Operation.work`.
+    """The terms of a kernel's time, by name; see :meth:`catalog.ops.protocol.Operation.work`.
 
     Each pipeline has terms of its own.
     """
     pipeline = kernel.algorithm.pipeline
-    work = (_direct_work if pipeline is Pipeline.HOST_DIRECT else _panel_work)(problem, kernel, units)
+    of_pipeline = {
+        Pipeline.HOST_DIRECT: _direct_work,
+        Pipeline.SM90_WGMMA: _tiles_work,
+        Pipeline.SM90_NARROW: _patches_work,
+    }
+    work = of_pipeline.get(pipeline, _panel_work)(problem, kernel, units)
     return {f"{pipeline} {name}": amount for name, amount in work.items()}
 
 
@@ -60,5 +65,35 @@ def _direct_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[s
         "products": vectors * positions * math.prod(problem.filter) * problem.channels_in / units,
         "loads": vectors * positions * math.prod(problem.filter) / units,
         "rows": vectors * positions / problem.out[-1] / units,
+        "traffic": float(problem.traffic),
+    }
+
+
+def _tiles_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
+    """Terms of tiles of an implicit product: waves of them, and the steps of 64 of the depth in each."""
+    algorithm, blocks = kernel.algorithm, math.ceil(problem.channels_in / 64)
+    weighs = problem.direction == "bwd_weight"
+    columns = 64 * problem.taps * blocks if weighs else problem.columns
+    channels = blocks if problem.direction == "forward" else math.ceil(problem.channels_out / 64)
+    steps = math.ceil(problem.depth / 64) if weighs else problem.taps * channels / _windows(problem)
+    down = math.ceil(problem.rows / _windows(problem) / algorithm.tile_m) * _windows(problem)
+    tiles = problem.g * down * math.ceil(columns / algorithm.tile_n)
+    area, share = algorithm.tile_m * algorithm.tile_n, max(1.0, tiles / units)
+    return {
+        "launch": 1.0,
+        "tiles": share,
+        "area": share * steps * area,
+        "loaded": share * steps * (algorithm.tile_m + algorithm.tile_n),
+        "traffic": float(problem.traffic),
+    }
+
+
+def _patches_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
+    """Terms of patches of positions in shared memory."""
+    eights = max(1, problem.channels_in // 8)
+    positions = problem.n * math.prod(problem.size if problem.direction == "bwd_data" else problem.out)
+    return {
+        "launch": float(_windows(problem)),
+        "products": positions * math.ceil(problem.c / 8) * problem.taps * eights / _windows(problem) / units,
         "traffic": float(problem.traffic),
     }

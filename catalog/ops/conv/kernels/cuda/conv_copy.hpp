@@ -44,7 +44,7 @@ class ReadableTensors {
         const bool whole = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.all_channels % 8 == 0 &&
                            (tensor.count <= 1 || tensor.stride % 8 == 0);
         if (whole && (groups == 1 || tensor.channels % apart == 0)) return;
-        const std::int64_t unit = groups == 1 ? 8 : std::max<std::int64_t>(apart, 8);
+        const std::int64_t unit = groups == 1 ? 8 : apart;
         const std::int64_t padded = parts(tensor.channels, unit) * unit, volume = conv::Geometry::volume(tensor.extents);
         copies[count] = {tensor.data, nullptr, tensor.stride, tensor.count * volume * groups * (padded / 8),
                          static_cast<int>(volume), static_cast<int>(groups), static_cast<int>(tensor.channels),

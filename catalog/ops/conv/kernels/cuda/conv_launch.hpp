@@ -39,9 +39,11 @@ class ConvLaunch {
         ConvTensor y{args.output.data, args.n, args.output.stride_first, args.k / args.g, args.k, of.out};
         ConvTensor w{args.weight.data, args.k, args.weight.stride_first, args.c / args.g, args.c / args.g, of.filter};
         ReadableTensors<T> readable;
-        if constexpr (direction != Direction::bwd_data) readable.add(x, args.g, weighs ? 1 : block_channels);
-        if constexpr (direction != Direction::forward) readable.add(y, args.g, weighs ? 1 : block_channels);
-        if constexpr (!weighs) readable.add(w, 1, 1);
+        // Boxes begin at multiples of 16 bytes. Where channels are the depth, those of other groups must not be in them.
+        constexpr int apart = weighs ? 8 : block_channels;
+        if constexpr (direction != Direction::bwd_data) readable.add(x, args.g, apart);
+        if constexpr (direction != Direction::forward) readable.add(y, args.g, apart);
+        if constexpr (!weighs) readable.add(w, 1, 8);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
         readable.run(copies.data, stream);

@@ -117,7 +117,7 @@ __global__ __launch_bounds__(narrow_threads) void narrow_images_mma(const __grid
 // Groups of `width` channels, fewer than 8: a lane computes 8 channels of a position. Matrix instructions would multiply
 // channels of other groups by zero, and those may be infinite.
 template <class Row, int width>
-__global__ __launch_bounds__(narrow_threads) void narrow_images_fma(const __grid_constant__ NarrowCall call) {
+__global__ __launch_bounds__(narrow_threads, 2) void narrow_images_fma(const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
     extern __shared__ __align__(128) char memory[];
     const std::uint32_t shared = shared_address(memory);

@@ -34,8 +34,8 @@ class NarrowLaunch {
         ConvTensor x{args.input.data, args.n, args.input.stride_first, args.c, args.c, of.size};
         ConvTensor y{args.output.data, args.n, args.output.stride_first, args.k, args.k, of.out};
         ReadableTensors<T> readable;
-        if constexpr (direction != Direction::bwd_data) readable.add(x, 1, 1);
-        if constexpr (direction != Direction::forward) readable.add(y, 1, 1);
+        if constexpr (direction != Direction::bwd_data) readable.add(x, 1, 8);
+        if constexpr (direction != Direction::forward) readable.add(y, 1, 8);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
         readable.run(copies.data, stream);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from math import gcd
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -216,11 +217,13 @@ def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Map
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
-    # On a GPU, tensors that kernels take may still have to be copied: their loads are wider than elements.
-    results: Mapping[str, torch.Tensor] | None = plan.again(tensors) if arch == "host" else None
+    if (
+        arch != "host"
+    ):  # where tensors that kernels take may still have to be copied: their loads are wider than elements
+        tensors = {name: tensor if _is_aligned(tensor) else _vectors(tensor) for name, tensor in tensors.items()}
+    results: Mapping[str, torch.Tensor] | None = plan.again(tensors, differentiated=True)
     if results is None:
-        copied = _dense if arch == "host" else _vectors  # as ready() says, which would be asked for each tensor
-        results = plan.enqueue({name: copied(tensor) for name, tensor in tensors.items()})
+        results = plan.enqueue({name: _dense(tensor) for name, tensor in tensors.items()})
     return results
 
 
@@ -316,9 +319,15 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 def _vectors(tensor: torch.Tensor) -> torch.Tensor:
     """Like :func:`_dense`, with rows that also start at the alignment of a GPU's vector loads."""
     tensor = _dense(tensor)
-    if tensor.dim() < 3 or not tensor.is_floating_point():
+    if tensor.dim() < 3 or not tensor.is_floating_point() or _is_aligned(tensor):
         return tensor
     vector = _VECTOR_BYTES // tensor.element_size()
     axes = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     fits = tensor.data_ptr() % _VECTOR_BYTES == 0 and all(step % vector == 0 for size, step in axes if size > 1)
     return tensor if fits else tensor.contiguous()
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is certainly one that :func:`_vectors` would not copy."""
+    *outer, inner = tensor.stride() or (1,)
+    return inner == 1 and gcd(*outer) * tensor.itemsize % _VECTOR_BYTES == tensor.data_ptr() % _VECTOR_BYTES == 0

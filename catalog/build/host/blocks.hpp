@@ -137,8 +137,8 @@ struct TileBlocks : BlockSizes<Row, Unit> {
         using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
         for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
             alignas(64) Sum product[down * tile_rows * panel];
-            multiply_tiles<false, down, 2>(a + (first + tile * tile_rows) * step, contiguous_tiles(step), b, panel, depth,
-                                           product, panel);
+            multiply_tiles<false, down, 2>(a + (first + tile * tile_rows) * step, contiguous_tiles(step), b, panel,
+                                           depth, product, panel);
             for (int i = tile * tile_rows; i < std::min(rows, (tile + down) * tile_rows); ++i) {
                 const float factor = factor_of(i);
                 const Sum* const from = product + (i - tile * tile_rows) * panel;

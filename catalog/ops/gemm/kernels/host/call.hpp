@@ -31,7 +31,7 @@ inline catalog_status check_groups(const catalog_args& args) {
     if (Row::grouped != (args.starts != nullptr)) return CATALOG_BAD_ARGUMENT;
     if (!Row::grouped) return CATALOG_OK;
     if (args.group_axis < CATALOG_GROUPS_OF_M || args.group_axis > CATALOG_GROUPS_OF_K) return CATALOG_BAD_ARGUMENT;
-    if (Row::scales == Scales::block && args.group_axis != CATALOG_GROUPS_OF_M) return CATALOG_BAD_ARGUMENT;
+    if (scales_of<Row> == Scales::block && args.group_axis != CATALOG_GROUPS_OF_M) return CATALOG_BAD_ARGUMENT;
     const std::int64_t extent = args.group_axis == CATALOG_GROUPS_OF_M ? args.m : args.k;
     if (args.starts[0] != 0 || args.starts[args.batch] != extent) return CATALOG_BAD_ARGUMENT;
     for (std::int64_t i = 0; i < args.batch; ++i)

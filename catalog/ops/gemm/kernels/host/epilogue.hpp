@@ -59,7 +59,7 @@ inline void round_sums(const float* sums, std::int64_t lds, int rows, int column
 // A vector of sums of one row, with the scales of the row and of the columns.
 template <class Row, class Sums>
 inline auto scaled(Sums sums, const float* of_row, const float* of_columns, int count) {
-    if constexpr (Row::scales == Scales::row)
+    if constexpr (scales_of<Row> == Scales::row)
         return as_float(sums) * *of_row * load_first(of_columns, count);
     else
         return sums;
@@ -81,7 +81,7 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
     };
 #if defined(__AVX512F__)
     if constexpr (Row::in_tiles && std::is_same_v<Element, bf16> && Row::num_d == 0 &&
-                  Row::scales != Scales::row) {
+                  scales_of<Row> != Scales::row) {
         const bool as_summed = args.alpha == 1 && args.beta == 0 && !args.bias.data;
         if (as_summed && args.activation == CATALOG_PASS_THROUGH)
             return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
@@ -89,7 +89,7 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
 #endif
     const Element* const bias = args.bias.data ? data_of<const Element>(args.bias, 0) + first_column : nullptr;
     [[maybe_unused]] const float *of_rows = nullptr, *of_columns = nullptr;
-    if constexpr (Row::scales == Scales::row) {
+    if constexpr (scales_of<Row> == Scales::row) {
         of_rows = data_of<const float>(args.scale_a, batch) + first_row;
         of_columns = data_of<const float>(args.scale_b, batch) + first_column;
     }

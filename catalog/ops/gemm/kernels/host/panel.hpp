@@ -131,7 +131,8 @@ class PanelProduct {
     void multiply_blocks(const Unit* a, int skipped, int rows, const Unit* b, int depth, std::int64_t row,
                          std::int64_t column, std::int64_t k, float* sums) const {
         constexpr int block = block_extent / factors;
-        static_assert(!in_blocks || (step % block == 0 && block_extent % panel == 0), "a panel has one scale in a block");
+        static_assert(!in_blocks || (step % block == 0 && block_extent % panel == 0),
+                      "a panel has one scale in a block");
         const BlockScales scales(args, batch);
         for (int at = 0; at < depth; at += block, k += block_extent) {
             const float of_b = scales.b(column, k);
@@ -141,7 +142,7 @@ class PanelProduct {
         }
     }
 
-    static constexpr bool in_blocks = Row::scales == Scales::block;
+    static constexpr bool in_blocks = scales_of<Row> == Scales::block;
 
     const catalog_args& args;
     const std::int64_t batch;

@@ -1,5 +1,5 @@
-// Scales of A and B: of rows of A and columns of B, by which the epilogue multiplies sums; or of blocks, by which the sums of
-// each `block_extent` products are multiplied before they are added.
+// Scales of A and B: of rows of A and columns of B, by which the epilogue multiplies sums; or of blocks, by which the
+// sums of each `block_extent` products are multiplied before they are added.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,21 @@ namespace catalog::host {
 
 enum class Scales { no, row, block };
 
+// Those of a row that states none are absent.
+template <class Row, class = void>
+inline constexpr Scales scales_of = Scales::no;
+template <class Row>
+inline constexpr Scales scales_of<Row, std::void_t<decltype(Row::scales)>> = Row::scales;
+
 inline constexpr int block_extent = 128;  // of rows of B, and of its columns; blocks of A are single rows
 
 inline std::int64_t blocks_of(std::int64_t extent) { return (extent + block_extent - 1) / block_extent; }
 
 // What a kernel keeps of C until the epilogue: sums of int8 are integers, unless they were scaled.
 template <class Row, class Unit>
-using SumOf = std::conditional_t<Row::scales == Scales::block || std::is_same_v<typename Units<Unit>::Sum, Float>, float,
-                                 std::int32_t>;
+using SumOf =
+    std::conditional_t<scales_of<Row> == Scales::block || std::is_same_v<typename Units<Unit>::Sum, Float>, float,
+                       std::int32_t>;
 
 // The scales of the blocks of one product of the batch, or of a part of it that begins with a whole block.
 class BlockScales {
@@ -60,10 +67,10 @@ inline bool are_finite(const catalog_tensor& scales, std::int64_t products, std:
 
 template <class Row>
 inline bool check_scales(const catalog_args& args) {
-    if constexpr (Row::scales == Scales::no) return true;
+    if constexpr (scales_of<Row> == Scales::no) return true;
     const std::int64_t of_a = Row::grouped ? 1 : args.batch;
     const std::int64_t of_b = Row::grouped && args.group_axis != CATALOG_GROUPS_OF_M ? 1 : args.batch;
-    if constexpr (Row::scales == Scales::row)
+    if constexpr (scales_of<Row> == Scales::row)
         return are_finite(args.scale_a, of_a, 1, args.m) && are_finite(args.scale_b, of_b, 1, args.n);
     const std::int64_t deep = blocks_of(args.k);
     return are_finite(args.scale_a, of_a, args.m, deep) && are_finite(args.scale_b, of_b, blocks_of(args.n), deep);

@@ -85,7 +85,7 @@ class SplitProduct {
         of_part.a.data = const_cast<T*>(factor_of<Row::a_along, T>(args.a, batch).from(0, first).data);
         of_part.b.data = const_cast<T*>(factor_of<Row::b_along, T>(args.b, batch).from(0, first).data);
         of_part.c_acc.data = sums_of(batch, part);
-        if constexpr (Row::scales == Scales::block) {
+        if constexpr (scales_of<Row> == Scales::block) {
             static_assert(Split::grain % block_extent == 0, "a part begins with a whole block");
             of_part.scale_a.data = data_of<float>(args.scale_a, batch) + first / block_extent;
             of_part.scale_b.data = data_of<float>(args.scale_b, batch) + first / block_extent;

@@ -14,7 +14,7 @@ namespace catalog::host {
 template <class Row, class OfPanels>
 class StreamProduct {
     using T = typename Row::dtype;
-    static constexpr bool in_blocks = Row::scales == Scales::block;
+    static constexpr bool in_blocks = scales_of<Row> == Scales::block;
     // Of each block, the sum itself is needed: an offset of B would add one to it.
     using Unit = std::conditional_t<in_blocks, OfPanels, typename Streamed<OfPanels>::type>;
     using Sum = SumOf<Row, Unit>;
@@ -48,7 +48,8 @@ class StreamProduct {
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
         packed_a = room.reserve(Row::b_along ? tiles_of_rows * units_of_tile() : units * tile_m);
         if constexpr (in_blocks && Row::b_along)
-            scales_of_lanes = thread_room<struct ScalesOfLanes, float>().reserve(tiles_of_rows * blocks_of(args.k) * lanes);
+            scales_of_lanes =
+                thread_room<struct ScalesOfLanes, float>().reserve(tiles_of_rows * blocks_of(args.k) * lanes);
         if (!packed_a || (in_blocks && Row::b_along && !scales_of_lanes)) return CATALOG_NO_MEMORY;
         for (std::int64_t row = 0; row < args.m; row += tile_m)
             multiply_rows(row, static_cast<int>(std::min<std::int64_t>(tile_m, args.m - row)));
@@ -130,7 +131,8 @@ class StreamProduct {
                     with_rows(a.rows, [&](auto held) {
                         const Unit* const units_of_a = a.units + k / factors * held;
                         if constexpr (in_blocks) {
-                            const float* const of_a = scales_of_lanes + (tile * blocks_of(args.k) + k / along) * lanes;
+                            const float* const of_a =
+                                scales_of_lanes + (tile * blocks_of(args.k) + k / along) * lanes;
                             const float scale_of_b = BlockScales(args, batch).b(first_column + column, k);
                             of_b.template multiply_scaled<held, width>(units_of_a, depth, load(of_a) * scale_of_b, sums);
                         } else {

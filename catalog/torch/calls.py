@@ -147,6 +147,15 @@ def problem_of(case: Case) -> Problem:
     return problem
 
 
+@lru_cache(maxsize=16_384)
+def plain_problem(options: Options, dtype: torch.dtype, q: Shape, k: Shape, v: Shape) -> Problem:
+    """The problem of a forward on dense tensors without a bias: as :func:`problem_of`, with a key that costs less."""
+    problem: Problem = problem_of.__wrapped__(
+        Case("fwd", dtype, "no", "1h", False, False, options, q, k, v, None, None, 0)
+    )
+    return problem
+
+
 _MOST_EXAMPLES = 4096
 """Maximum number of cached problems that others of different sizes are derived from; beyond it, all are dropped."""
 
@@ -197,17 +206,21 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
         TensorError: a tensor has the wrong shape or dtype, or is on another device.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
-    problem, arch = problem_of(case), arch_of(device)
+    return answer(problem_of(case), arch_of(device), dict(tensors))
+
+
+def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """As :func:`call`, of a problem, on tensors of one of the devices of ``arch``."""
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
     # On a GPU, tensors that kernels take may still have to be copied: their loads are wider than elements.
-    results: Mapping[str, torch.Tensor] | None = plan.again(dict(tensors)) if arch == "host" else None
+    results: Mapping[str, torch.Tensor] | None = plan.again(tensors) if arch == "host" else None
     if results is None:
         copied = _dense if arch == "host" else _vectors  # as ready() says, which would be asked for each tensor
-        results = plan.enqueue({name: copied(tensor) for name, tensor in tensors})
+        results = plan.enqueue({name: copied(tensor) for name, tensor in tensors.items()})
     return results
 
 

@@ -3,22 +3,21 @@
 The kernel scales the sum of each 128 products and adds these in float32: no copy in a wider type is made.
 """
 
-import ml_dtypes
 import numpy as np
+from ml_dtypes import float8_e4m3fn
 from numpy.typing import NDArray
 
 from catalog import Catalog
 from catalog.ops.gemm.problem import BLOCK, GemmProblem
 
 M, N, K = 4, 512, 1024
-FP8 = ml_dtypes.float8_e4m3fn
 
 
-def quantize(x: NDArray[np.float32], rows: int) -> tuple[NDArray[FP8], NDArray[np.float32]]:
+def quantize(x: NDArray[np.float32], rows: int) -> tuple[NDArray[float8_e4m3fn], NDArray[np.float32]]:
     """x in fp8, and the scale of each block of `rows` x 128."""
     blocks = x.reshape(x.shape[0] // rows, rows, x.shape[1] // BLOCK, BLOCK)
     scale = np.abs(blocks).max(axis=(1, 3)) / np.float32(448)  # the largest number of e4m3
-    return (blocks / scale[:, None, :, None]).reshape(x.shape).astype(FP8), scale
+    return (blocks / scale[:, None, :, None]).reshape(x.shape).astype(float8_e4m3fn), scale
 
 
 rng = np.random.default_rng(0)

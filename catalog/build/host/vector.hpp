@@ -42,6 +42,9 @@ inline void store_bits(Element* to, Vector vector) {
 
 inline Float splat(float value) { return value - Float{}; }  // minus preserves -0.0f
 
+inline Float as_float(Float x) { return x; }
+inline Float as_float(Ints x) { return __builtin_convertvector(x, Float); }
+
 inline Float max(Float a, Float b) { return a > b ? a : b; }
 
 // `x`, but 0 where the condition holds. Of a choice, g++ for Arm would negate the condition, in eight instructions.
@@ -121,5 +124,9 @@ inline Float sum_each(Float (&x)[lanes]) {
 }
 
 inline void prefetch(const void* from) { __builtin_prefetch(from); }
+
+// For memory that is read later than the CPU's own prefetching looks ahead: into the second cache. Prefetched into the
+// first one, lines would wait for the same few buffers as the kernel's own loads.
+inline void prefetch_later(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 }  // namespace catalog::host

@@ -14,9 +14,11 @@ namespace catalog::host {
 template <class Row, class OfPanels>
 class StreamProduct {
     using T = typename Row::dtype;
-    using Unit = typename Streamed<OfPanels>::type;
-    using Vector = typename Units<Unit>::Sum;
-    using Sum = std::conditional_t<std::is_same_v<Vector, Float>, float, std::int32_t>;
+    static constexpr bool in_blocks = scales_of<Row> == Scales::block;
+    // An offset of B would have to be taken from each sum of a block: across columns, these are many.
+    using Unit = std::conditional_t<in_blocks && !Row::b_along, OfPanels, typename Streamed<OfPanels>::type>;
+    using Sum = SumOf<Row, Unit>;
+    using Vector = std::conditional_t<std::is_same_v<Sum, float>, Float, Ints>;
     static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
     static constexpr int step = Row::tile_k / factors;
 
@@ -45,7 +47,7 @@ class StreamProduct {
     catalog_status run() {
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
         packed_a = room.reserve(Row::b_along ? tiles_of_rows * units_of_tile() : units * tile_m);
-        if (!packed_a) return CATALOG_NO_MEMORY;
+        if (!packed_a || !reserve_blocks()) return CATALOG_NO_MEMORY;
         for (std::int64_t row = 0; row < args.m; row += tile_m)
             multiply_rows(row, static_cast<int>(std::min<std::int64_t>(tile_m, args.m - row)));
         room.release_above(kept_units);
@@ -53,12 +55,24 @@ class StreamProduct {
     }
 
    private:
+    bool reserve_blocks() {
+        if constexpr (in_blocks && Row::b_along) {
+            const std::int64_t size = tiles_of_rows * blocks_of(args.k) * lanes;
+            scales_of_lanes = thread_room<struct ScalesOfLanes, float>().reserve(size);
+            starts_of_blocks = thread_room<struct StartsOfBlocks, std::int32_t>().reserve(offset_of<Unit> ? size : 0);
+            return scales_of_lanes && starts_of_blocks;
+        }
+        return true;
+    }
+
     void multiply_rows(std::int64_t row, int rows) {
         const auto from = factor_of<Row::a_along, T>(args.a, batch).from(row, 0);
-        if constexpr (Row::b_along)
+        if constexpr (Row::b_along) {
             pack_along(from, rows);
-        else
+            if constexpr (in_blocks) copy_scales(row, rows);
+        } else {
             pack_across(from, rows);
+        }
         parallel_for(args, threads, tiles(args), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) {
@@ -70,7 +84,7 @@ class StreamProduct {
             if constexpr (Row::b_along)
                 multiply_along(*scratch, column, rows, columns);
             else
-                multiply_across(*scratch, column, rows, columns);
+                multiply_across(*scratch, row, column, rows, columns);
             finish<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
         });
     }
@@ -84,8 +98,47 @@ class StreamProduct {
     void pack_along(Factor<Row::a_along, T> from, int rows) {
         for (int i = 0; i < tiles_of_rows && i * height < rows; ++i) {
             tiles_of_a[i].units = packed_a + i * units_of_tile();
-            tiles_of_a[i].pack(from.from(i * height, 0), std::min(height, rows - i * height), args.k, OfB::whole);
+            const int count = std::min(height, rows - i * height);
+            if constexpr (in_blocks)
+                pack_blocks(from.from(i * height, 0), i, count);
+            else
+                tiles_of_a[i].pack(from.from(i * height, 0), count, args.k, OfB::whole);
         }
+    }
+
+    // The same units, but each block of the depth has a start of its own.
+    void pack_blocks(Factor<Row::a_along, T> from, int tile, int count) {
+        static_assert(block_extent % OfB::whole == 0, "what is read at a time belongs to one block");
+        RowsOfA<Unit> block = tiles_of_a[tile];
+        [[maybe_unused]] std::int32_t* start = starts_of_blocks + (offset_of<Unit> ? tile * blocks_of(args.k) * lanes : 0);
+        tiles_of_a[tile].rows = rows_in_lanes(count);
+        for (std::int64_t k = 0; k < args.k; k += block_extent) {
+            block.pack(from.from(0, k), count, std::min<std::int64_t>(block_extent, args.k - k), OfB::whole);
+            block.units += block_extent / factors * block.rows;
+            if constexpr (offset_of<Unit> != 0) {
+                store(start, block.start);
+                start += lanes;
+            }
+        }
+    }
+
+    // For each tile and block of the depth, a vector with the scale of each lane's row.
+    void copy_scales(std::int64_t row, int rows) {
+        const BlockScales scales(args, batch);
+        float* to = scales_of_lanes;
+        for (int tile = 0; tile * height < rows; ++tile) {
+            const int of_row = lanes / tiles_of_a[tile].rows, last = std::min(height, rows - tile * height) - 1;
+            for (std::int64_t k = 0; k < args.k; k += block_extent, to += lanes)
+                for (int lane = 0; lane < lanes; ++lane)
+                    to[lane] = scales.a(row + tile * height + std::min(lane / of_row, last), k);
+        }
+    }
+
+    Vector start_of(int tile) const {
+        if constexpr (in_blocks)
+            return Vector{};
+        else
+            return tiles_of_a[tile].start;
     }
 
     void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
@@ -93,16 +146,26 @@ class StreamProduct {
         const int tiles = (rows + height - 1) / height;
         for_blocks<group, 1>(0, columns, [&](auto width, int column) {
             for (int tile = 0; tile < tiles; ++tile)
-                std::fill_n(scratch.of_columns + tile * width, width, tiles_of_a[tile].start);
+                std::fill_n(scratch.of_columns + tile * width, width, start_of(tile));
             const bool has_next = first_column + column + 2 * width <= args.n;
             for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
                 const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
                 for (int tile = 0; tile < tiles; ++tile) {
                     const RowsOfA<Unit>& a = tiles_of_a[tile];
                     const OfB of_b{b.data + column * b.stride + k, b.stride, has_next && tile == 0 ? width * b.stride : 0};
+                    Vector* const sums = scratch.of_columns + tile * width;
                     with_rows(a.rows, [&](auto held) {
-                        of_b.template multiply<held, width>(a.units + k / factors * held, depth,
-                                                            scratch.of_columns + tile * width);
+                        const Unit* const units_of_a = a.units + k / factors * held;
+                        if constexpr (in_blocks) {
+                            const std::int64_t first = k / block_extent, of_tile = tile * blocks_of(args.k) + first;
+                            const BlocksOfDepth<Unit> blocks{
+                                scales_of_lanes + of_tile * lanes,
+                                BlockScales(args, batch).b_from(first_column + column) + first,
+                                starts_of_blocks + (offset_of<Unit> ? of_tile * lanes : 0)};
+                            of_b.template multiply_scaled<held, width>(units_of_a, depth, blocks, sums);
+                        } else {
+                            of_b.template multiply<held, width>(units_of_a, depth, sums);
+                        }
                     });
                 }
             }
@@ -151,7 +214,8 @@ class StreamProduct {
             }
     }
 
-    void multiply_across(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
+    void multiply_across(Scratch& scratch, std::int64_t first_row, std::int64_t first_column, int rows,
+                         int columns) const {
         for (int i = 0; i < rows; ++i)
             std::fill_n(scratch.sums + i * Scratch::row_s, round_up(columns, strip), start[i]);
         const auto b = factor_of<false, T>(args.b, batch);
@@ -170,19 +234,28 @@ class StreamProduct {
                 for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
                     const Unit* const a = packed_a + k / factors * tile_m + i;
                     Sum* const sums = scratch.sums + i * Scratch::row_s + j;
-                    if (whole)
-                        multiply_strip<block>(a, from.data, from.stride, of_step, i == 0 ? next : 0, sums);
-                    else
-                        multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step,
-                                                                add_to<Scratch::row_s>(sums));
+                    const auto multiply = [&](auto add) {
+                        if (whole)
+                            multiply_strip<block>(a, from.data, from.stride, of_step, i == 0 ? next : 0, add);
+                        else
+                            multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step, add);
+                    };
+                    if constexpr (in_blocks) {
+                        const BlockScales scales(args, batch);
+                        float factor[block];
+                        for (int r = 0; r < block; ++r) factor[r] = scales.of(first_row + i + r, first_column + j, k);
+                        multiply(add_scaled_to<Scratch::row_s>(sums, factor));
+                    } else {
+                        multiply(add_to<Scratch::row_s>(sums));
+                    }
                 });
             }
         }
     }
 
-    template <int rows>
-    static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Sum* sums) {
-        Vector sum[rows][vectors] = {};
+    template <int rows, class Add>
+    static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Add add) {
+        typename Units<Unit>::Sum sum[rows][vectors] = {};
         constexpr int line = 64 / sizeof(T);
         for (int k = 0; k < depth; ++k, b += factors * stride) {
             if (next)
@@ -201,7 +274,7 @@ class StreamProduct {
             }
         }
         for (int i = 0; i < rows; ++i)
-            for (int j = 0; j < vectors; ++j) add_to<Scratch::row_s>(sums)(i, j * lanes, sum[i][j]);
+            for (int j = 0; j < vectors; ++j) add(i, j * lanes, sum[i][j]);
     }
 
     const catalog_args& args;
@@ -210,6 +283,8 @@ class StreamProduct {
     const std::int64_t units;  // along the whole depth
     Unit* packed_a;
     RowsOfA<Unit> tiles_of_a[tiles_of_rows];
+    float* scales_of_lanes = nullptr;
+    std::int32_t* starts_of_blocks = nullptr;
     alignas(64) Sum start[tile_m];
     std::atomic<bool> out_of_memory = false;
 };

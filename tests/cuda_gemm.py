@@ -36,11 +36,23 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
         yield catalog
 
 
+def cover_of_bytes(catalog: Catalog) -> list[Kernel]:
+    """Every tile with every type of 8 bits; layouts and D tensors take turns."""
+    layouts = cycle(("rcr", "rrr", "crr", "rcr", "ccr"))
+    several = cycle(rows(catalog, "num_d > 0 AND dtype IN ('fp8', 'bf8', 'int8')", ARCH)[::29])
+    kernels = []
+    for kernel in rows(catalog, "num_d = 0 AND dtype IN ('fp8', 'bf8', 'int8') AND layout = 'rcr'", ARCH):
+        kernels += rows(catalog, f"num_d = 0 AND name = '{kernel.name.replace('_rcr_', f'_{next(layouts)}_')}'", ARCH)
+        if len(kernels) % 4 == 0:
+            kernels.append(next(several))
+    return kernels
+
+
 def cover(catalog: Catalog) -> list[Kernel]:
     """Every tile with every layout; types and D tensors take turns."""
     types = cycle(("bf16", "fp16"))
     plain = [kernel for kernel in rows(catalog, "num_d = 0", ARCH) if kernel.signature.dtype == "bf16"]
-    combined = cycle(rows(catalog, "num_d > 0", ARCH)[::37])
+    combined = cycle(rows(catalog, "num_d > 0 AND dtype IN ('fp16', 'bf16')", ARCH)[::37])
     kernels = []
     for kernel, dtype in zip(plain, types, strict=False):
         same = f"num_d = 0 AND dtype = '{dtype}' AND name = '{kernel.name.replace('_bf16_', f'_{dtype}_')}'"
@@ -52,7 +64,7 @@ def cover(catalog: Catalog) -> list[Kernel]:
 
 @pytest.mark.parametrize("number", range(PARTS))
 def test_random_problems_of_every_tile_and_layout(catalog: Catalog, number: int) -> None:
-    kernels = cover(catalog)[number::PARTS]
+    kernels = [*cover(catalog), *cover_of_bytes(catalog)][number::PARTS]
     build(catalog, kernels)
     failed = []
     for kernel in kernels:

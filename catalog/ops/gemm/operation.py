@@ -153,7 +153,7 @@ class Gemm(Operation):
         """As :func:`catalog.ops.gemm.reference.tolerances`."""
         from catalog.ops.gemm.reference import tolerances
 
-        return tolerances(problem, inputs)
+        return tolerances(problem, inputs, rounds_products=rounds_products)
 
     def draw(self, problem: GemmProblem, name: str, rng: np.random.Generator) -> NDArray[Any]:
         """Small integers for int8, otherwise standard normal."""

@@ -9,6 +9,7 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
 - alpha, beta and the bias add a few roundings, each at most u times the largest number involved.
 - An activation has a slope of at most 1.13, and is itself off by at most ``8 u`` times its argument, or 8 u.
 - Each D tensor adds a rounding in float32; a factor multiplies the error before it.
+- Tensor cores round sums of fp8 and bf8: see :mod:`catalog.ops.gemm.tensor_cores`.
 - The result is rounded once to its type. Sums of int8 products, and what is done with them, are exact.
 """
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.tensor_cores import rounding_of_eight_bits
 from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
 Array = NDArray[Any]
@@ -42,19 +44,26 @@ def reference(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Ar
     return {"c": c.astype(np.float64)}
 
 
-def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Tolerance]:
-    """How far C of a correct kernel may be from :func:`reference`."""
+def tolerances(
+    problem: GemmProblem, inputs: Mapping[str, Array], *, rounds_products: bool = False
+) -> dict[str, Tolerance]:
+    """How far C of a correct kernel may be from :func:`reference`; ``rounds_products``: one of a GPU."""
     if problem.dtype == "int8":
         return {"c": EXACT}
     roundoff, smallest = ROUNDING[problem.tensors["c"].element]
     if problem.groups is not None:
-        parts = [np.asarray(tolerances(*group)["c"].atol) for group in _of_groups(problem, inputs)]
+        parts = [
+            np.asarray(tolerances(*group, rounds_products=rounds_products)["c"].atol)
+            for group in _of_groups(problem, inputs)
+        ]
         return {"c": Tolerance(_joined(problem, parts), roundoff)}
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
     a, b = _factors(problem, sizes)
     lost = _SMALLEST * (np.sum(a, axis=-1, keepdims=True) + np.sum(b, axis=-2, keepdims=True) + problem.k)
     products = abs(problem.alpha) * (a @ b)
     errors = 4 * math.sqrt(problem.k) * _U * products + abs(problem.alpha) * lost
+    if rounds_products and problem.dtype in ("fp8", "bf8"):
+        errors = errors + abs(problem.alpha) * rounding_of_eight_bits(*_factors(problem, inputs))
     errors = errors + _FEW * (products + _added(problem, sizes, abs(problem.beta)))
     before = _before(problem, inputs)
     if problem.activation != "no":

@@ -44,25 +44,26 @@ inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (exte
 
 inline bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
-// Whether TMA can read a matrix: addresses and strides are multiples of 16 bytes, 8 elements.
+// Whether TMA can read a matrix: addresses and strides are multiples of 16 bytes.
+template <class T>
 inline bool readable(const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows) {
     const auto fits = [](std::int64_t extent, std::int64_t stride, std::int64_t least) {
-        return extent <= 1 || (stride % 8 == 0 && stride >= least);
+        return extent <= 1 || (stride % in_vector<T> == 0 && stride >= least);
     };
-    return aligned(tensor.data) && fits(rows, tensor.stride_outer, 8) && fits(batch, tensor.stride_batch, 0);
+    return aligned(tensor.data) && fits(rows, tensor.stride_outer, in_vector<T>) && fits(batch, tensor.stride_batch, 0);
 }
 
-// A matrix of `rows` x `columns`, in boxes of `box` rows of 64 columns. False: TMA cannot address it.
+// A matrix of `rows` x `columns`, in boxes of `box` rows of 128 bytes. False: TMA cannot address it.
 template <class T>
 inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows,
                              std::int64_t columns, int box) {
-    const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, 8) * 8;
+    const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, in_vector<T>) * in_vector<T>;
     operand.batched = batch > 1 && tensor.stride_batch > 0;
     const std::uint64_t extents[3] = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows),
                                       operand.batched ? static_cast<std::uint64_t>(batch) : 1};
     const std::uint64_t strides[2] = {row * sizeof(T), operand.batched ? tensor.stride_batch * sizeof(T) : 16};
     const std::uint32_t count = box;
-    return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {64, count, 1});
+    return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {in_panel_row<T>, count, 1});
 }
 
 // P or Q, `extent` long, whose boxes are panels in shared memory.
@@ -136,6 +137,7 @@ template <class Row>
 inline bool describe_call(const catalog_args& args, GemmCall& call) {
     using Shape = GemmShape<Row>;
     using T = typename Row::dtype;
+    using Out = typename Row::out;
     const catalog_tensor& p = Shape::swapped ? args.b : args.a;
     const catalog_tensor& q = Shape::swapped ? args.a : args.b;
     const std::int64_t extent_p = Shape::swapped ? args.n : args.m, extent_q = Shape::swapped ? args.m : args.n;
@@ -163,16 +165,16 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     call.vectors = args.n % 8 == 0 && whole(call.c) && (Row::num_d < 1 || whole(call.d[0])) &&
                    (Row::num_d < 2 || whole(call.d[1])) && aligned(call.bias);
     const auto forward = [](std::int64_t extent, std::int64_t stride) { return extent == 1 || stride > 0; };
-    call.plain = !Shape::swapped && forward(args.m, call.c.row) && forward(args.batch, call.c.batch) && whole(call.c) &&
+    call.plain = !Shape::swapped && sizeof(Out) == 2 && forward(args.m, call.c.row) && forward(args.batch, call.c.batch) && whole(call.c) &&
                  Row::num_d == 0 && !call.bias && args.beta == 0 && args.activation == CATALOG_PASS_THROUGH;
     if (call.plain) {
         const auto bytes = [](std::int64_t stride, std::int64_t otherwise) {
-            return static_cast<std::uint64_t>(stride > 0 ? stride : otherwise) * sizeof(T);
+            return static_cast<std::uint64_t>(stride > 0 ? stride : otherwise) * sizeof(Out);
         };
         const std::uint64_t extents[3] = {static_cast<std::uint64_t>(args.n), static_cast<std::uint64_t>(args.m),
                                           static_cast<std::uint64_t>(args.batch)};
         const std::uint64_t strides[2] = {bytes(call.c.row, (args.n + 7) / 8 * 8), bytes(call.c.batch, 8)};
-        call.plain = make_tensor_map<T>(call.c_map, args.c.data, extents, strides, {64, 64, 1});
+        call.plain = make_tensor_map<Out>(call.c_map, args.c.data, extents, strides, {64, 64, 1});
     }
     return true;
 }

@@ -9,11 +9,12 @@
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //
 //     struct Row {
-//         using dtype = catalog::cuda::bf16;
+//         using dtype = catalog::cuda::bf16, out = dtype;                // of A and B; of C, D tensors and the bias
 //         static constexpr bool a_along = true, b_along = true;        // contiguous along the depth
 //         static constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of C, and a stage of the depth
 //         static constexpr int wave_m = 8, wave_n = 1;                   // warps that compute
 //         static constexpr int warp_tile_m = 64;                         // less: C is computed as its transpose
+//         static constexpr int warp_tile_n = 256;                        // columns of a wgmma, unless less
 //         static constexpr int num_stages = 4;
 //         static constexpr int num_d = 0;
 //         static constexpr bool multiplies = false;                      // D tensors are factors
@@ -96,10 +97,11 @@ class GemmProducer {
     static __device__ __forceinline__ void load(const Operand& operand, std::uint32_t target, std::uint32_t full,
                                                 int first, int depth, int batch) {
         constexpr bool along = major == Major::k;
+        constexpr int columns = in_panel_row<typename Row::dtype>;
         static_assert(bytes % panel_bytes == 0);
 #pragma unroll
         for (int panel = 0; panel < bytes / panel_bytes; ++panel)
-            tma_load(target + panel * panel_bytes, &operand.map, full, (along ? depth : first) + 64 * panel,
+            tma_load(target + panel * panel_bytes, &operand.map, full, (along ? depth : first) + columns * panel,
                      along ? first : depth, operand.batched ? batch : 0);
     }
 
@@ -112,17 +114,21 @@ template <class Row>
 class GemmConsumer {
     using Shape = GemmShape<Row>;
     using T = typename Row::dtype;
+    using Sums = typename Shape::Sums;
 
    public:
     __device__ __forceinline__ GemmConsumer(const GemmCall& call, std::uint32_t shared, int group)
         : call(call), shared(shared), group(group), lane(static_cast<int>(threadIdx.x) % 32) {}
 
     __device__ __forceinline__ void run() {
-        float sums[Shape::blocks_p][Shape::tile_q / 2];
+        Sums sums;
         GemmEpilogue<Row> epilogue(call, shared, group);
         for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
-            multiply(tiles.end_step - tiles.first_step, sums);
-            if constexpr (!Shape::swapped)
+            if constexpr (Shape::promotes)
+                multiply_promoted(tiles.end_step - tiles.first_step, sums);
+            else
+                multiply(tiles.end_step - tiles.first_step, sums);
+            if constexpr (!Shape::swapped && sizeof(typename Row::out) == 2)
                 if (call.plain && call.splits == 1) {
                     epilogue.store_plain(tiles.tile(), sums);
                     continue;
@@ -133,12 +139,14 @@ class GemmConsumer {
     }
 
    private:
-    __device__ __forceinline__ void multiply(int steps, float (&sums)[Shape::blocks_p][Shape::tile_q / 2]) {
-        if (steps == 0) {
+    static __device__ __forceinline__ void clear(Sums& sums) {
 #pragma unroll
-            for (auto& block : sums)
-                for (float& sum : block) sum = 0;
-        }
+        for (auto& unit : sums)
+            for (auto& sum : unit) sum = 0;
+    }
+
+    __device__ __forceinline__ void multiply(int steps, Sums& sums) {
+        if (steps == 0) clear(sums);
         int last = 0;
         for (int step = 0; step < steps; ++step) {
             barrier_wait(Shape::full(shared, ring.stage), ring.phase);
@@ -152,28 +160,69 @@ class GemmConsumer {
         }
         wgmma_wait<0>();
 #pragma unroll
-        for (auto& block : sums) pin(block);
+        for (auto& unit : sums) pin(unit);
         if (steps > 0) release(last);
     }
 
-    __device__ __forceinline__ void multiply_stage(std::uint32_t stage, bool accumulate,
-                                                   float (&sums)[Shape::blocks_p][Shape::tile_q / 2]) {
-        constexpr bool along_p = Shape::major_p == Major::k, along_q = Shape::major_q == Major::k;
-        constexpr int block_bytes = along_p ? 64 * panel_row_bytes : Shape::panel_p;
-        const std::uint64_t p =
-            describe_panel<Shape::major_p>(stage + group * Shape::blocks_p * block_bytes, Shape::panel_p);
-        const std::uint64_t q = describe_panel<Shape::major_q>(stage + Shape::p_bytes, Shape::panel_q);
+    __device__ __forceinline__ void multiply_stage(std::uint32_t stage, bool accumulate, Sums& sums) {
+        const auto [p, q] = operands(stage);
         wgmma_fence();
 #pragma unroll
-        for (int slice = 0; slice < Shape::tile_k / 16; ++slice) {
-            const std::uint32_t at_p = along_p ? slice / 4 * Shape::panel_p + slice % 4 * 32 : slice * 2048;
-            const std::uint32_t at_q = along_q ? slice / 4 * Shape::panel_q + slice % 4 * 32 : slice * 2048;
+        for (int slice = 0; slice < Shape::tile_k / Shape::slice; ++slice)
 #pragma unroll
-            for (int block = 0; block < Shape::blocks_p; ++block)
-                wgmma<T, Shape::major_q, Shape::major_p>(sums[block], advance(p, at_p + block * block_bytes),
-                                                         advance(q, at_q), accumulate || slice > 0);
-        }
+            for (int unit = 0; unit < Shape::units; ++unit)
+                multiply_slice(p, q, slice, unit, accumulate || slice > 0, sums[unit]);
         wgmma_commit();
+    }
+
+    // Products of each 128 of the depth are summed apart. While one warpgroup adds them, another one multiplies.
+    __device__ __forceinline__ void multiply_promoted(int steps, Sums& sums) {
+        constexpr int depths = Shape::tile_k / Shape::promoted_depth, slices = Shape::promoted_depth / Shape::slice;
+        clear(sums);
+        typename Shape::Unit part;
+        for (int step = 0; step < steps; ++step) {
+            barrier_wait(Shape::full(shared, ring.stage), ring.phase);
+            const auto [p, q] = operands(shared + ring.stage * Shape::stage_bytes);
+#pragma unroll
+            for (int depth = 0; depth < depths; ++depth)
+#pragma unroll
+                for (int unit = 0; unit < Shape::units; ++unit) {
+                    wgmma_fence();
+#pragma unroll
+                    for (int slice = 0; slice < slices; ++slice)
+                        multiply_slice(p, q, depth * slices + slice, unit, slice > 0, part);
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                    pin(part);
+                    if (depth == depths - 1 && unit == Shape::units - 1) release(ring.stage);
+#pragma unroll
+                    for (int i = 0; i < Shape::unit_q / 2; ++i) sums[unit][i] += part[i];
+                }
+            ring.next();
+        }
+    }
+
+    // Those of a stage: this warpgroup's part of P, and Q.
+    struct Operands {
+        std::uint64_t p, q;
+    };
+
+    static constexpr bool along_p = Shape::major_p == Major::k, along_q = Shape::major_q == Major::k;
+    static constexpr int block_bytes = along_p ? 64 * panel_row_bytes : Shape::panel_p;
+
+    __device__ __forceinline__ Operands operands(std::uint32_t stage) const {
+        return {describe_panel<Shape::major_p>(stage + group * Shape::blocks_p * block_bytes, Shape::panel_p),
+                describe_panel<Shape::major_q>(stage + Shape::p_bytes, Shape::panel_q)};
+    }
+
+    // One wgmma.
+    static __device__ __forceinline__ void multiply_slice(std::uint64_t p, std::uint64_t q, int slice, int unit,
+                                                          bool accumulate, typename Shape::Unit& sums) {
+        constexpr int unit_bytes = along_q ? Shape::unit_q * panel_row_bytes : Shape::unit_q / 64 * Shape::panel_q;
+        const std::uint32_t at_p = along_p ? slice / 4 * Shape::panel_p + slice % 4 * 32 : slice * 2048;
+        const std::uint32_t at_q = along_q ? slice / 4 * Shape::panel_q + slice % 4 * 32 : slice * 2048;
+        wgmma<T, Shape::major_q, Shape::major_p>(sums, advance(p, at_p + unit / Shape::units_q * block_bytes),
+                                                 advance(q, at_q + unit % Shape::units_q * unit_bytes), accumulate);
     }
 
     // The stage may be overwritten.
@@ -245,8 +294,10 @@ inline std::int32_t launch_gemm_wgmma(const catalog_args* given, cudaStream_t st
     if (!valid_tensors(args, Row::num_d)) return CATALOG_BAD_ARGUMENT;
     if (args.k == 0) return launch_readable<Row>(args, stream);
     ReadableCopies<T> copies(stream);
-    copies.add(args.a, args.batch, Row::a_along ? args.m : args.k, Row::a_along ? args.k : args.m);
-    copies.add(args.b, args.batch, Row::b_along ? args.n : args.k, Row::b_along ? args.k : args.n);
+    using Shape = GemmShape<Row>;
+    const std::int64_t m = args.m, n = args.n, k = args.k;
+    copies.add(args.a, args.batch, Row::a_along ? m : k, Row::a_along ? k : m, Row::a_along != Shape::a_along);
+    copies.add(args.b, args.batch, Row::b_along ? n : k, Row::b_along ? k : n, Row::b_along != Shape::b_along);
     copies.run();
     if (copies.status != CATALOG_OK) return copies.status;
     return launch_readable<Row>(args, stream);

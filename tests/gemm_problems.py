@@ -9,6 +9,7 @@ import numpy as np
 
 from catalog.ops import operation
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.traits import OF_GROUPS, scales_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
@@ -33,16 +34,19 @@ def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
 def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:
     """A problem that ``kernel`` answers, of any sizes and epilogue."""
     signature = kernel.signature
-    integers = signature.dtype == "int8"
+    scales = scales_of(signature.family)
+    integers = signature.dtype == "int8" and scales == "no"
     sizes: dict[str, Any] = {"m": rng.choice(SIZES), "n": rng.choice(SIZES), "k": rng.choice(DEPTHS)}
-    if signature.family == "grouped":
-        axis, groups = rng.choice("mk"), rng.choices(SIZES, k=rng.choice((0, 1, 3, 8)))
+    if signature.family in OF_GROUPS.values():
+        axis, groups = "m" if scales == "block" else rng.choice("mk"), rng.choices(SIZES, k=rng.choice((0, 1, 3, 8)))
         sizes |= {"groups": groups, "group_axis": axis, axis: sum(groups)}
     else:
         sizes |= {"batch": rng.choice((None, None, 0, 1, 3)), "k_batch": rng.choice((1, 1, 2, 5))}
     return GemmProblem(
         **sizes,
         dtype=signature.dtype.value,
+        dtype_c=signature.dtype_c.value,
+        scales=scales.value,
         layout=signature.layout.value[:3],
         num_d=signature.num_d,
         elementwise=signature.elementwise.value,
@@ -59,7 +63,7 @@ def tensors_of(problem: GemmProblem, rng: random.Random) -> tuple[dict[str, Arra
     spread = {name: (array if array.ndim == 1 else _spread(array, rng)[0]) for name, array in inputs.items()}
     if problem.batch and rng.random() < 0.3:  # one A for all products
         spread["a"] = np.broadcast_to(spread["a"][:1], spread["a"].shape)
-    poison = np.nan if problem.dtype != "int8" else POISON
+    poison = POISON if problem.is_integer else np.nan
     made = inputs.get("c", np.full(problem.tensors["c"].shape, poison, element_type(problem, "c")))
     c, around = _spread(made, rng)
     return spread | ({"c": c} if problem.beta else {}), c, around

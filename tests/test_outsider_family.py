@@ -100,7 +100,7 @@ def test_kernels_of_a_removed_family_are_reported(with_family: Run, tmp_path: Pa
     [
         (("FAMILY = Gemv()", "FAMILY = 7"), "is not a catalog.ops.protocol.Family, but 7"),
         (("def grammar", "def grammer"), "Can't instantiate abstract class Gemv"),
-        (('"universal"', '"plain"'), "the operation has no family plain; it has grouped, "),
+        (('"universal"', '"plain"'), "the operation has no family plain; it has blockscale, grouped, "),
     ],
     ids=["object", "abstract", "beside"],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from catalog.schema.arguments import NUM_SPLITS, Arguments, Scalar, Size
 
 ARGUMENTS = Arguments(
-    about="The arguments of GEMM: C = f(alpha A B + beta C + bias), combined with D tensors.",
+    about="The arguments of GEMM: C = f(alpha A B + beta C + bias), combined with D tensors; A and B may have scales.",
     strides={
         "batch": "between products of a batch",
         "outer": "between rows, or between columns if the tensor is column-major",
@@ -14,6 +14,8 @@ ARGUMENTS = Arguments(
         "#matrices": "Groups along an axis have no axis of the batch there.",
         "a": "(batch, m, k)",
         "b": "(batch, k, n)",
+        "scale_a": "(batch, m), or (batch, m, ceil(k / 128)); float32",
+        "scale_b": "(batch, n), or (batch, ceil(n / 128), ceil(k / 128)); float32",
         "bias": "(n); NULL: none",
         "d0": "(batch, m, n)",
         "d1": "(batch, m, n)",

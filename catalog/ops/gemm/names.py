@@ -7,6 +7,7 @@ tile_engine/ops/gemm*/*_instance_builder.py (write_kernel_list), dispatcher/code
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from catalog.ops.gemm.traits import TRAITS, Family
 from catalog.schema.grammar import Grammar
 from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Target, Word, words
+from catalog.schema.traits import Traits
 
 DISPATCHER = "dispatcher"
 """The space whose names differ from the tile engine's."""
@@ -31,8 +33,12 @@ _WORDS = {
     Family.PRESHUFFLE: "gemm_preshuffle",
     Family.STREAM_K: "gemm",
     Family.GROUPED: "grouped_gemm",
+    Family.ROWWISE: "gemm_rowwise",
+    Family.BLOCKSCALE: "gemm_blockscale",
+    Family.GROUPED_ROWWISE: "grouped_gemm_rowwise",
+    Family.GROUPED_BLOCKSCALE: "grouped_gemm_blockscale",
 }
-"""What the tile engine calls its families."""
+"""What the tile engine calls its families. It lists no kernels with scales: their words are ours."""
 
 _SUFFIXES: dict[str, tuple[Part, ...]] = {
     Family.UNIVERSAL: (),
@@ -50,6 +56,10 @@ _SUFFIXES: dict[str, tuple[Part, ...]] = {
         words("reduction", atomic="", linear="_linear", tree="_tree"),
     ),
     Family.GROUPED: (Literal("_grouped"),),
+    Family.ROWWISE: (Literal("_rowwise"),),
+    Family.BLOCKSCALE: (Literal("_blockscale"),),
+    Family.GROUPED_ROWWISE: (Literal("_grouped_rowwise"),),
+    Family.GROUPED_BLOCKSCALE: (Literal("_grouped_blockscale"),),
 }
 """The end of the dispatcher's names."""
 
@@ -84,13 +94,49 @@ _OF_GPU: tuple[Part, ...] = (
 """What names of our own kernels state in addition: the register tile; or the instruction, waves and stages."""
 
 
+def type_of_c(dtype: str) -> str:
+    """The element type of C, where nothing else is stated."""
+    return {"int8": "int32", "fp8": "fp16", "bf8": "fp16"}.get(dtype, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Result:
+    """The element type of C, where it is not :func:`type_of_c`: ``_bf16``."""
+
+    traits = ("dtype_c",)
+
+    def text(self, row: Row) -> str:
+        stated = row.get("dtype_c")
+        return "" if stated is None or stated == type_of_c(row.get("dtype", "")) else f"_{stated}"
+
+    def sql(self) -> str:
+        usual = " ".join(f"WHEN '{dtype}' THEN '{type_of_c(dtype)}'" for dtype in ("int8", "fp8", "bf8"))
+        return f"iif(dtype_c = CASE dtype {usual} ELSE dtype END, '', '_' || dtype_c)"
+
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        return "%s", (self.sql(),)
+
+    def regex(self, traits: Traits) -> str:
+        return "(?:_(?:" + "|".join(map(str, traits["dtype_c"].values)) + "))?"
+
+    def read(self, text: str) -> dict[str, Any]:
+        return {"dtype_c": text[1:]} if text else {}
+
+
 @cache
 def grammar_of(family: str, lineage: Lineage) -> Grammar:
     """How the generator of ``lineage`` names the kernels of ``family``."""
     family = Family(family)
     if lineage.space == NATIVE:
         on_gpu = lineage.arch.startswith("sm_")
-        parts = (Literal("gemm"), *_OWN, *(_OF_GPU if on_gpu else _OF_CPU), *_SUFFIXES[family], Target(r"_\w+"))
+        parts = (
+            Literal("gemm"),
+            *_OWN,
+            *(_OF_GPU if on_gpu else _OF_CPU),
+            *_SUFFIXES[family],
+            _Result(),
+            Target(r"_\w+"),
+        )
         return Grammar(TRAITS, family, parts, _implied_on_gpus if on_gpu else _implied_natively)
     if lineage.space == DISPATCHER:
         parts = (Literal("gemm"), *_TRAITS, *_TILE, *_SUFFIXES[family])
@@ -104,7 +150,8 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
 
 def _implied_natively(row: Row) -> dict[str, Any]:
     pads = dict.fromkeys(("pad_m", "pad_n", "pad_k"), True)
-    return implied(row) | pads | {"scheduler": "default", "epilogue": "default", "general": True}
+    stated = {"dtype_c": row["dtype_c"]} if row["dtype_c"] else {}
+    return implied(row) | stated | pads | {"scheduler": "default", "epilogue": "default", "general": True}
 
 
 def _implied_on_gpus(row: Row) -> dict[str, Any]:
@@ -118,7 +165,7 @@ def implied(row: Row) -> dict[str, Any]:
     return {
         "dtype_a": dtype,
         "dtype_b": dtype,
-        "dtype_c": "int32" if integer else "fp16" if dtype in ("fp8", "bf8") else dtype,
+        "dtype_c": type_of_c(dtype),
         "dtype_acc": "int32" if integer else "fp32",
         "double_buffer": pipeline in ("compv4", "preshufflev2"),
     }

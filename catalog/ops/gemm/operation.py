@@ -7,13 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError
+from catalog.errors import BuildError, TensorError
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.kernel import GemmKernel
 from catalog.ops.gemm.names import NATIVE, implied
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.shrinks import SHRINKS
-from catalog.ops.gemm.traits import Family
+from catalog.ops.gemm.traits import OF_GROUPS, ONE_PRODUCT, Family, Scales, scales_of
 from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
 from catalog.schema.workspace import Partial, Workspace
@@ -42,13 +42,22 @@ class Gemm(Operation):
     problem = GemmProblem
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
     arguments = ARGUMENTS
-    smoke_traits = ("dtype", "layout")
-    bench_fields = ("m", "n", "k", "batch", "k_batch", "dtype", "layout")
+    smoke_traits = ("dtype", "layout", "dtype_c")
+    bench_fields = ("m", "n", "k", "batch", "k_batch", "dtype", "layout", "scales")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
     lists = ("family", "dtype", "layout")
     shrinks = SHRINKS
-    main_families = (Family.UNIVERSAL, Family.MULTI_D, Family.GROUPED)
+    main_families = (
+        Family.UNIVERSAL,
+        Family.MULTI_D,
+        Family.GROUPED,
+        Family.ROWWISE,
+        Family.BLOCKSCALE,
+        Family.GROUPED_ROWWISE,
+        Family.GROUPED_BLOCKSCALE,
+    )
+    kernels_check_indices = True
 
     def generator(self, root: Path, timeout: float) -> Generator:
         """As :func:`catalog.ops.gemm.upstream.find_tile_engine`."""
@@ -57,14 +66,15 @@ class Gemm(Operation):
         return find_tile_engine(root, timeout)
 
     def main_stage(self, problem: GemmProblem) -> Family:
-        """The family of groups or of D tensors where the problem has any."""
-        if problem.groups is not None:
-            return Family.GROUPED
-        return Family.MULTI_D if problem.num_d else Family.UNIVERSAL
+        """The family of groups, of D tensors or of scales where the problem has any."""
+        if problem.num_d:
+            return Family.MULTI_D
+        return (ONE_PRODUCT if problem.groups is None else OF_GROUPS)[Scales(problem.scales)]
 
     def required_traits(self, problem: GemmProblem, family: str, lineage: Lineage) -> dict[str, Any]:
         """The signature that answers ``problem``; D tensors are row-major."""
         traits = super().required_traits(problem, family, lineage) | implied({"dtype": problem.dtype, "pipeline": ""})
+        traits["dtype_c"] = problem.type_of_c
         traits["general"] = problem.is_general or lineage.space == NATIVE
         if problem.num_d:
             traits["layout"] = f"{problem.layout}r"
@@ -141,6 +151,22 @@ class Gemm(Operation):
         chosen = gemm_facts().fallback
         return chosen.revision, chosen.where
 
+    def check_indices(self, problem: GemmProblem, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Check that scales are finite.
+
+        Raises:
+            TensorError: one is NaN or infinite; the message says which.
+        """
+        import numpy as np
+
+        for name in ("scale_a", "scale_b"):
+            scales = tensors.get(name)
+            if scales is None or np.isfinite(scales).all():
+                continue
+            place = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(scales)))
+            where = ", ".join(map(str, place))
+            raise TensorError(f"{name}[{where}] is {scales[place]}: scales must be finite")
+
     def reference(self, problem: GemmProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """As :func:`catalog.ops.gemm.reference.reference`."""
         from catalog.ops.gemm.reference import reference
@@ -156,10 +182,14 @@ class Gemm(Operation):
         return tolerances(problem, inputs, rounds_products=rounds_products)
 
     def draw(self, problem: GemmProblem, name: str, rng: np.random.Generator) -> NDArray[Any]:
-        """Small integers for int8, otherwise standard normal."""
+        """Small integers for int8, scales from 1/8 to 1; otherwise standard normal."""
+        drawn: NDArray[Any]
+        if name in ("scale_a", "scale_b"):
+            drawn = rng.uniform(0.125, 1, problem.shapes[name])
+            return drawn
         if problem.dtype != "int8":
             return super().draw(problem, name, rng)
-        drawn: NDArray[Any] = rng.integers(-8, 8, problem.shapes[name])
+        drawn = rng.integers(-8, 8, problem.shapes[name])
         return drawn
 
     def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -170,10 +200,12 @@ class Gemm(Operation):
             "k": 768,
             "dtype": traits["dtype"],
             "layout": traits["layout"][:3],
+            "dtype_c": traits["dtype_c"],
+            "scales": str(scales_of(family)),
         }
         if family == Family.MULTI_D:
             fields |= {"num_d": 2, "elementwise": "MultiDAdd"}
-        if family == Family.GROUPED:
+        if family in OF_GROUPS.values():
             fields |= {"groups": (256, 0, 384, 128)}
         return [MappingProxyType(fields)]
 

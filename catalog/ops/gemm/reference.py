@@ -10,7 +10,9 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
 - An activation has a slope of at most 1.13, and is itself off by at most ``8 u`` times its argument, or 8 u.
 - Each D tensor adds a rounding in float32; a factor multiplies the error before it.
 - Tensor cores round sums of fp8 and bf8: see :mod:`catalog.ops.gemm.tensor_cores`.
-- The result is rounded once to its type. Sums of int8 products, and what is done with them, are exact.
+- Scales add a few roundings to each factor or sum; they multiply sums that may be smaller than the smallest normal
+  number, or whose product may be.
+- The result is rounded once to its type. Sums of int8 products without scales, and what is done with them, are exact.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.problem import BLOCK, GemmProblem
 from catalog.ops.gemm.tensor_cores import rounding_of_eight_bits
 from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
@@ -37,7 +39,7 @@ _STEEPEST = 1.13
 
 
 def reference(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """C in float64, as the definition reads; in int64 for int8."""
+    """C in float64, as the definition reads: the product of A and B, each with its scales."""
     if problem.groups is not None:
         return {"c": _joined(problem, [reference(*group)["c"] for group in _of_groups(problem, inputs)])}
     c = _combined(problem, inputs, _activated(problem, _before(problem, inputs)))
@@ -48,7 +50,7 @@ def tolerances(
     problem: GemmProblem, inputs: Mapping[str, Array], *, rounds_products: bool = False
 ) -> dict[str, Tolerance]:
     """How far C of a correct kernel may be from :func:`reference`; ``rounds_products``: one of a GPU."""
-    if problem.dtype == "int8":
+    if problem.is_integer:
         return {"c": EXACT}
     roundoff, smallest = ROUNDING[problem.tensors["c"].element]
     if problem.groups is not None:
@@ -60,6 +62,9 @@ def tolerances(
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
     a, b = _factors(problem, sizes)
     lost = _SMALLEST * (np.sum(a, axis=-1, keepdims=True) + np.sum(b, axis=-2, keepdims=True) + problem.k)
+    if problem.has_scales:
+        plain_a, plain_b = _unscaled(problem, sizes)
+        lost = lost + _SMALLEST * (plain_a @ plain_b)
     products = abs(problem.alpha) * (a @ b)
     errors = 4 * math.sqrt(problem.k) * _U * products + abs(problem.alpha) * lost
     if rounds_products and problem.dtype in ("fp8", "bf8"):
@@ -85,12 +90,14 @@ def _of_groups(problem: GemmProblem, inputs: Mapping[str, Array]) -> Iterator[tu
     for i, (start, end) in enumerate(pairwise(starts)):
         parts = {}
         for name, tensor in inputs.items():
-            if name == "bias":
+            of = name.removeprefix("scale_")
+            if of == own:
+                parts[name] = tensor[i]
+            elif name == "bias" or (of != name and axis == "k"):
                 parts[name] = tensor
             else:
-                parts[name] = (
-                    tensor[i] if name == own else tensor.swapaxes(0, axes[name])[start:end].swapaxes(0, axes[name])
-                )
+                along = axes[name] if of == name else 0
+                parts[name] = tensor.swapaxes(0, along)[start:end].swapaxes(0, along)
         yield problem.model_copy(update={"groups": None, "group_axis": "m", axis: end - start}), parts
 
 
@@ -102,8 +109,21 @@ def _joined(problem: GemmProblem, parts: Sequence[Array]) -> Array:
 
 
 def _factors(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
-    """A and B, row-major, in float64; in int64 for int8."""
-    wide = np.int64 if problem.dtype == "int8" else np.float64
+    """A and B, row-major, with their scales, in float64; in int64 for int8 without scales."""
+    a, b = _unscaled(problem, inputs)
+    if not problem.has_scales:
+        return a, b
+    scale_a, scale_b = (inputs[name].astype(np.float64) for name in ("scale_a", "scale_b"))
+    if problem.scales == "row":
+        return a * scale_a[..., :, None], b * scale_b[..., None, :]
+    of_a = np.repeat(scale_a, BLOCK, axis=-1)[..., : problem.k]
+    of_b = np.repeat(np.repeat(scale_b, BLOCK, axis=-1)[..., : problem.k], BLOCK, axis=-2)[..., : problem.n, :]
+    return a * of_a, b * of_b.swapaxes(-1, -2)
+
+
+def _unscaled(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
+    """A and B, row-major, in float64; in int64 for int8 without scales."""
+    wide = np.int64 if problem.is_integer else np.float64
     a, b = (inputs[name].astype(wide) for name in ("a", "b"))
     of_a, of_b, _ = problem.layout
     return (a if of_a == "r" else a.swapaxes(-1, -2)), (b if of_b == "r" else b.swapaxes(-1, -2))
@@ -121,7 +141,7 @@ def _before(problem: GemmProblem, inputs: Mapping[str, Array]) -> Array:
 
 def _added(problem: GemmProblem, inputs: Mapping[str, Array], beta: float) -> Any:
     """Beta C and the bias."""
-    wide = np.int64 if problem.dtype == "int8" else np.float64
+    wide = np.int64 if problem.is_integer else np.float64
     added: Any = wide(0)
     if beta:
         added = added + inputs["c"].astype(wide) * wide(np.float32(beta))

@@ -5,6 +5,9 @@ Source: CK, dispatcher/include/ck_tile/dispatcher/kernel_key.hpp, and the config
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from catalog.ops.protocol import Extension
 from catalog.ops.protocol import Family as AddedFamily
 from catalog.schema.traits import Count, OpenWord, TraitModel, Traits, Word, trait
@@ -19,6 +22,10 @@ class Family(OpenWord, group="catalog.gemm.families", kind=AddedFamily):
     PRESHUFFLE = "preshuffle"
     STREAM_K = "stream_k"
     GROUPED = "grouped"
+    ROWWISE = "rowwise"
+    BLOCKSCALE = "blockscale"
+    GROUPED_ROWWISE = "grouped_rowwise"
+    GROUPED_BLOCKSCALE = "grouped_blockscale"
 
 
 class Dtype(Word):
@@ -109,6 +116,35 @@ class Activation(Word):
     RELU = "relu"
     GELU = "gelu"
     SILU = "silu"
+
+
+class Scales(Word):
+    """Factors of A and B, which are tensors of the call: none, one for each row of A and column of B, or for blocks.
+
+    A block of A is 1 x 128, a row and a part of K; a block of B is 128 x 128.
+    """
+
+    NO = "no"
+    ROW = "row"
+    BLOCK = "block"
+
+
+ONE_PRODUCT: Mapping[Scales, Family] = MappingProxyType(
+    {Scales.NO: Family.UNIVERSAL, Scales.ROW: Family.ROWWISE, Scales.BLOCK: Family.BLOCKSCALE}
+)
+"""The families of products without groups and D tensors."""
+
+OF_GROUPS: Mapping[Scales, Family] = MappingProxyType(
+    {Scales.NO: Family.GROUPED, Scales.ROW: Family.GROUPED_ROWWISE, Scales.BLOCK: Family.GROUPED_BLOCKSCALE}
+)
+"""The families of products of groups."""
+
+_SCALES = {family: scales for families in (ONE_PRODUCT, OF_GROUPS) for scales, family in families.items()}
+
+
+def scales_of(family: str) -> Scales:
+    """The scales that kernels of a family take."""
+    return _SCALES.get(Family(family), Scales.NO)
 
 
 class Signature(TraitModel):

@@ -1,5 +1,5 @@
-/* The arguments of GEMM: C = f(alpha A B + beta C + bias), combined with D tensors. Generated from the operation's
- * list of fields; do not edit. */
+/* The arguments of GEMM: C = f(alpha A B + beta C + bias), combined with D tensors; A and B may have scales.
+ * Generated from the operation's list of fields; do not edit. */
 #ifndef CATALOG_ARGS_H
 #define CATALOG_ARGS_H
 
@@ -30,6 +30,8 @@ typedef struct catalog_args {
     /* Groups along an axis have no axis of the batch there. */
     catalog_tensor a; /* (batch, m, k) */
     catalog_tensor b; /* (batch, k, n) */
+    catalog_tensor scale_a; /* (batch, m), or (batch, m, ceil(k / 128)); float32 */
+    catalog_tensor scale_b; /* (batch, n), or (batch, ceil(n / 128), ceil(k / 128)); float32 */
     catalog_tensor bias; /* (n); NULL: none */
     catalog_tensor d0; /* (batch, m, n) */
     catalog_tensor d1; /* (batch, m, n) */

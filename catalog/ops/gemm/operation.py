@@ -37,7 +37,7 @@ class Gemm(Operation):
     kernel = GemmKernel
     main_space = "tile_engine"
     index = ("family", "dtype", "layout")
-    parameters = ("m", "n", "k", "products", "k_batch")
+    parameters = ("m", "n", "k", "products", "k_batch", "group_axis_number")
     listed = ("arch", "family", "dtype", "layout", "pipeline", "built", "name")
     problem = GemmProblem
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})

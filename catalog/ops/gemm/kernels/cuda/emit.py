@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from catalog.build.describe import c_string
 from catalog.errors import BuildError
-from catalog.ops.gemm.traits import Elementwise
+from catalog.ops.gemm.traits import OF_GROUPS, Elementwise, scales_of
 from catalog.schema.kernel import Kernel
 
 _OPERANDS = frozenset({"fp16", "bf16", "fp8", "bf8", "int8"})
@@ -36,10 +36,15 @@ def emit(kernel: Kernel) -> str:
     truths = {
         "a_along": of_a == "r",
         "b_along": of_b == "c",
+        "given_a_along": of_a == "r",
+        "given_b_along": of_b == "c",
         "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
+        "grouped": signature.family in OF_GROUPS.values(),
+        "along_depth": False,
     }
     members = [f"using dtype = catalog::cuda::{signature.dtype};", f"using out = {_RESULTS[signature.dtype_c]};"]
     members += [f"static constexpr bool {name} = {str(value).lower()};" for name, value in truths.items()]
+    members += [f"static constexpr auto scales = catalog::cuda::Scales::{scales_of(signature.family)};"]
     members += [f"static constexpr int num_d = {signature.num_d};"]
     members += [f"static constexpr int {name} = {getattr(algorithm, name)};" for name in _NUMBERS]
     body = "\n".join(f"    {member}" for member in members)

@@ -8,14 +8,10 @@
 #include <type_traits>
 
 #include "cuda/cluster.hpp"
-#include "gemm_call.hpp"
+#include "gemm_scales.hpp"
+#include "gemm_tiles.hpp"
 
 namespace catalog::cuda {
-
-// A tile of C by the coordinates of its first element.
-struct GemmTile {
-    int batch, m, n;
-};
 
 template <int width>
 __device__ __forceinline__ void activate(float (&x)[width], std::int32_t activation) {
@@ -96,14 +92,28 @@ struct Elements {
     }
 };
 
-// Elements of C in one row, `x`, from `row` and `column` on.
+// What sums become: integers only where C has them.
+template <class Row>
+using Value = std::conditional_t<std::is_same_v<typename Row::out, std::int32_t>, std::int32_t, float>;
+
+// Elements of C in one row, from `row` and `column` on.
 template <class Row, class Sum, int width>
-__device__ __forceinline__ void finish(const GemmCall& call, int batch, int row, int column, Sum (&x)[width]) {
+__device__ __forceinline__ void finish(const GemmCall& call, const GemmTile& tile, int row, int column,
+                                       const Sum (&sums)[width]) {
     using Out = typename Row::out;
-    constexpr bool real = std::is_same_v<Sum, float>;
+    constexpr bool real = std::is_same_v<Value<Row>, float>;
     const auto place = [&](const OutTensor& tensor) {
-        return static_cast<Out*>(tensor.data) + batch * tensor.batch + row * tensor.row + column;
+        return static_cast<Out*>(tensor.data) + tile.batch * tensor.batch + row * tensor.row + column;
     };
+    Value<Row> x[width];
+#pragma unroll
+    for (int i = 0; i < width; ++i) x[i] = static_cast<Value<Row>>(sums[i]);
+    if constexpr (Row::scales == Scales::row) {
+        const float of_row = __ldg(scales_of_a(call, tile) + row);
+        const float* const of_columns = scales_of_b(call, tile) + column;
+#pragma unroll
+        for (int i = 0; i < width; ++i) x[i] *= of_row * __ldg(of_columns + i);
+    }
     const auto each = [&](const Out* from, auto&& change) {
         const auto values = Elements<Out, width>::load(from);
 #pragma unroll
@@ -114,10 +124,11 @@ __device__ __forceinline__ void finish(const GemmCall& call, int batch, int row,
 #pragma unroll
         for (int i = 0; i < width; ++i) x[i] *= call.alpha;
     }
-    if (call.beta != 0) each(c, [&](Sum& sum, Sum old) { sum += real ? static_cast<Sum>(call.beta * old) : old; });
-    if (call.bias) each(static_cast<const Out*>(call.bias) + column, [](Sum& sum, Sum bias) { sum += bias; });
+    using V = Value<Row>;
+    if (call.beta != 0) each(c, [&](V& sum, V old) { sum += real ? static_cast<V>(call.beta * old) : old; });
+    if (call.bias) each(static_cast<const Out*>(call.bias) + column, [](V& sum, V bias) { sum += bias; });
     activate(x, call.activation);
-    const auto combine = [](Sum& sum, Sum d) { sum = Row::multiplies ? sum * d : sum + d; };
+    const auto combine = [](V& sum, V d) { sum = Row::multiplies ? sum * d : sum + d; };
     if constexpr (Row::num_d > 0) each(place(call.d[0]), combine);
     if constexpr (Row::num_d > 1) each(place(call.d[1]), combine);
     if constexpr (width == 8 && sizeof(Out) == 2) {
@@ -158,14 +169,20 @@ class GemmEpilogue {
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const Sum* const x = sums_of(sums, block * Shape::pieces_q + piece) + 8 * j;
-                    const auto two = [&](int i) { return pack<Out>(call.alpha * x[i], call.alpha * x[i + 1]); };
+                    float of_row[2], of_columns[4];
+                    factors(tile, block, 64 * piece + 16 * j, of_row, of_columns);
+                    const auto scaled = [&](int i) {
+                        const float scale = of_row[i / 2 % 2] * of_columns[i / 4 * 2 + i % 2];
+                        return Row::scales == Scales::row ? scale * static_cast<float>(x[i]) : call.alpha * static_cast<float>(x[i]);
+                    };
+                    const auto two = [&](int i) { return pack<Out>(scaled(i), scaled(i + 1)); };
                     store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));
                 }
                 fence_proxy_async();
                 sync();
                 if (thread == 0) {
                     const int m = tile.m + (group * Shape::blocks_p + block) * 64;
-                    if (m < call.m) tma_store(&call.c_map, target, tile.n + 64 * piece, m, tile.batch);
+                    if (m < tile.end_m) store_rows(tile, target, tile.n + 64 * piece, m);
                     bulk_commit();
                 }
             }
@@ -197,6 +214,30 @@ class GemmEpilogue {
     }
 
    private:
+    __device__ __forceinline__ void store_rows(const GemmTile& tile, std::uint32_t source, int n, int m) const {
+        if constexpr (Row::grouped && !Row::along_depth) {
+            const RaggedRows rows = rows_of_group(call.c_row, tile.first_m, tile.end_m);
+            tma_store(&call.c_map, source, n, rows.first_row + m - tile.first_m, rows.low, rows.high, RaggedRows::wrap);
+        } else {
+            tma_store(&call.c_map, source, n, m, tile.batch);
+        }
+    }
+
+    // Alpha times the scales of a thread's two rows of a block, and scales of its four columns of 16 from `first` on.
+    __device__ __forceinline__ void factors(const GemmTile& tile, int block, int first, float (&of_row)[2],
+                                            float (&of_columns)[4]) const {
+        if constexpr (Row::scales == Scales::row) {
+            const int row = tile.m + (group * Shape::blocks_p + block) * 64 + thread / 32 * 16 + thread % 32 / 4;
+            const int column = tile.n + first + thread % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                of_row[i] = call.alpha * __ldg(scales_of_a(call, tile) + min(row + 8 * i, tile.end_m - 1));
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                of_columns[i] = __ldg(scales_of_b(call, tile) + min(column + i / 2 * 8 + i % 2, call.n - 1));
+        }
+    }
+
     // The sums of a piece, 32 of each thread, or those of all columns of a swapped tile.
     static __device__ __forceinline__ const Sum* sums_of(const Sums& sums, int piece) {
         const int block = piece / Shape::pieces_q, q = piece % Shape::pieces_q * 64;
@@ -276,18 +317,18 @@ class GemmEpilogue {
         const int p = (group * Shape::blocks_p + piece / Shape::pieces_q) * 64, q = piece % Shape::pieces_q * 64;
         const int first_row = tile.m + (Shape::swapped ? 0 : p), first_column = tile.n + (Shape::swapped ? p : q);
         if (call.vectors)
-            finish_part<8>(tile.batch, first_row, first_column, address, part, splits);
+            finish_part<8>(tile, first_row, first_column, address, part, splits);
         else
-            finish_part<1>(tile.batch, first_row, first_column, address, part, splits);
+            finish_part<1>(tile, first_row, first_column, address, part, splits);
     }
 
     template <int width>
-    __device__ __forceinline__ void finish_part(int batch, int first_row, int first_column, std::uint32_t address,
-                                                int part, int splits) const {
+    __device__ __forceinline__ void finish_part(const GemmTile& tile, int first_row, int first_column,
+                                                std::uint32_t address, int part, int splits) const {
         constexpr int in_row = 64 / width, apart = 128 / in_row;  // rows of a thread
         constexpr int at_once = width == 1 ? 4 : 1;               // so that threads wait less for single elements
         const int count = Shape::piece_rows / splits, column = thread % in_row * width;
-        const int end = min((part + 1) * count, call.m - first_row);
+        const int end = min((part + 1) * count, tile.end_m - first_row);
         if (first_column + column >= call.n) return;
         for (int first = part * count + thread / in_row; first < end; first += at_once * apart) {
             Sum x[at_once][width] = {};
@@ -304,7 +345,7 @@ class GemmEpilogue {
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
                 const int row = first + i * apart;
-                if (row < end) finish<Row>(call, batch, first_row + row, first_column + column, x[i]);
+                if (row < end) finish<Row>(call, tile, first_row + row, first_column + column, x[i]);
             }
         }
     }

@@ -21,10 +21,12 @@ inline constexpr int in_vector = 16 / sizeof(T);
 template <class T>
 inline constexpr int in_panel_row = panel_row_bytes / sizeof(T);
 
+// The scales of A and B: none, a factor for each row of A and column of B, or for blocks.
+enum class Scales { no, row, block };
+
 template <class Row>
 struct GemmShape {
     using T = typename Row::dtype;
-    using Sum = std::conditional_t<std::is_same_v<T, int8>, std::int32_t, float>;
     static constexpr bool swapped = Row::warp_tile_m < 64;
     static constexpr int tile_p = swapped ? Row::tile_n : Row::tile_m, tile_q = swapped ? Row::tile_m : Row::tile_n;
     static constexpr int groups = (swapped ? Row::wave_n : Row::wave_m) / 4;  // warpgroups that compute
@@ -36,16 +38,25 @@ struct GemmShape {
     static constexpr Major major_p = (swapped ? b_along : a_along) ? Major::k : Major::mn;
     static constexpr Major major_q = (swapped ? a_along : b_along) ? Major::k : Major::mn;
 
-    // Sums of fp8 have about 14 bits in tensor cores, so those of each 128 of the depth are added in float32. The idea
-    // is DeepGEMM's.
-    static constexpr bool promotes = std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
+    // Sums of fp8 have about 14 bits in tensor cores, so those of each 128 of the depth are added in float32; scales of
+    // blocks multiply them. The idea is DeepGEMM's.
+    static constexpr bool in_blocks = Row::scales == Scales::block;
+    static constexpr bool promotes = std::is_same_v<T, fp8> || std::is_same_v<T, bf8> || in_blocks;
     static constexpr int promoted_depth = 128;
 
-    // The sums of a warpgroup: units of 64 x unit_q, each of one wgmma at a time.
+    // The sums of a warpgroup: units of 64 x unit_q, each of one wgmma at a time; those of tensor cores, and those in
+    // which they are promoted.
     static constexpr int unit_q = swapped ? tile_q : Row::warp_tile_n, units_q = tile_q / unit_q;
     static constexpr int units = blocks_p * units_q;
+    using Part = std::conditional_t<std::is_same_v<T, int8>, std::int32_t, float>;
+    using Sum = std::conditional_t<promotes, float, Part>;
     using Unit = Sum[unit_q / 2];
     using Sums = Unit[units];
+
+    // Products of a unit are promoted while those of the next are computed, where a stage has an even number of them and
+    // registers suffice. Otherwise warpgroups take turns by themselves.
+    static constexpr int depths = promotes ? tile_k / promoted_depth : 1, jobs = units * depths;
+    static constexpr bool overlaps = promotes && jobs % 2 == 0 && units * unit_q / 2 + unit_q <= 192;
 
     // Operands are panels of 128 bytes in a row. Their rows are those of P or Q, a panel for each 128 bytes of the
     // depth; or the depth, a panel for each 64 of p or q.
@@ -92,5 +103,14 @@ struct GemmShape {
         barrier_init_fence();
     }
 };
+
+// Stages of a row that computes groups of the depth, whose rows in shared memory are those of the depth: as many as fit.
+template <class Row>
+inline constexpr int stages_of_groups = [] {
+    using Shape = GemmShape<Row>;
+    const int width = Shape::tile_p + (Shape::tile_q + 63) / 64 * 64;
+    const int stage = width * Shape::tile_k * static_cast<int>(sizeof(typename Row::dtype));
+    return std::min(Row::num_stages, (232448 - Shape::alignment - 512 - Shape::groups * Shape::piece_bytes) / stage);
+}();
 
 }  // namespace catalog::cuda

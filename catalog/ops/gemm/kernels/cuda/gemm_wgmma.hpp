@@ -1,4 +1,5 @@
-// GEMM for Hopper, specialised for one row of the catalog: families universal and multi_d, pipeline sm90_wgmma.
+// GEMM for Hopper, specialised for one row of the catalog: pipeline sm90_wgmma. Families: universal, multi_d, grouped, and
+// those with scales.
 //
 // A block has one warp that loads through TMA, and warpgroups that compute, each of 64 or 128 rows of a tile. Blocks
 // work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. With
@@ -10,7 +11,8 @@
 //
 //     struct Row {
 //         using dtype = catalog::cuda::bf16, out = dtype;                // of A and B; of C, D tensors and the bias
-//         static constexpr bool a_along = true, b_along = true;        // contiguous along the depth
+//         static constexpr bool a_along = true, b_along = true;          // contiguous along the depth
+//         static constexpr bool given_a_along = true, given_b_along = true;  // the same of the tensors of a call
 //         static constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of C, and a stage of the depth
 //         static constexpr int wave_m = 8, wave_n = 1;                   // warps that compute
 //         static constexpr int warp_tile_m = 64;                         // less: C is computed as its transpose
@@ -18,48 +20,18 @@
 //         static constexpr int num_stages = 4;
 //         static constexpr int num_d = 0;
 //         static constexpr bool multiplies = false;                      // D tensors are factors
+//         static constexpr auto scales = catalog::cuda::Scales::no;      // of A and B
+//         static constexpr bool grouped = false;                         // groups of rows, or of the depth
+//         static constexpr bool along_depth = false;
 //     };
 #pragma once
 
+#include "gemm_consumer.hpp"
 #include "gemm_copy.hpp"
-#include "gemm_epilogue.hpp"
 
 #include "abi/export.hpp"
 
 namespace catalog::cuda {
-
-// The tiles of a block, one after the other, and its part of their depth.
-template <class Row>
-class GemmTiles {
-    using Shape = GemmShape<Row>;
-
-   public:
-    int first_step, end_step;
-
-    __device__ __forceinline__ explicit GemmTiles(const GemmCall& call) : call(call) {
-        const int place = static_cast<int>(blockIdx.x), part = place % call.splits;
-        const int steps = (call.k + Row::tile_k - 1) / Row::tile_k;
-        index = place / call.splits;
-        clusters = call.grid / call.splits;
-        first_step = steps * part / call.splits;  // far from overflowing: there are at most 2^24 steps
-        end_step = steps * (part + 1) / call.splits;
-    }
-
-    __device__ __forceinline__ bool exists() const { return index < call.tiles; }
-    __device__ __forceinline__ void next() { index += clusters; }
-
-    __device__ __forceinline__ GemmTile tile() const {
-        const int of_product = call.tiles_m * call.tiles_n, batch = index / of_product;
-        const int within = index - batch * of_product, of_band = call.band * call.tiles_n;
-        const int first = within / of_band * call.band, height = min(call.band, call.tiles_m - first);
-        const int in_band = within - first * call.tiles_n, column = in_band / height;
-        return {batch, (first + in_band - column * height) * Row::tile_m, column * Row::tile_n};
-    }
-
-   private:
-    const GemmCall& call;
-    int index, clusters;
-};
 
 // Loads the stages of P and Q. One thread.
 template <class Row>
@@ -77,15 +49,22 @@ class GemmProducer {
         for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
             const GemmTile tile = tiles.tile();
             const int p = Shape::swapped ? tile.n : tile.m, q = Shape::swapped ? tile.m : tile.n;
-            for (int step = tiles.first_step; step < tiles.end_step; ++step) {
+            const RaggedRows rows_p = rows_of_group(call.p_row, tile.first_k, tile.end_k);
+            const RaggedRows rows_q = rows_of_group(call.q_row, tile.first_k, tile.end_k);
+            for (int step = tiles.first_step(); step < tiles.end_step(); ++step) {
                 const std::uint32_t full = Shape::full(shared, ring.stage);
                 const std::uint32_t target = shared + ring.stage * Shape::stage_bytes;
                 barrier_wait(Shape::empty(shared, ring.stage), ring.phase ^ 1);
                 barrier_arrive_expect(full, Shape::stage_bytes);
                 const int depth = step * Shape::tile_k;
-                load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
-                load<Shape::major_q, Shape::q_bytes, Shape::panel_q>(call.q, target + Shape::p_bytes, full, q, depth,
-                                                                     tile.batch);
+                const std::uint32_t target_q = target + Shape::p_bytes;
+                if constexpr (Row::along_depth) {
+                    load_rows<Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, rows_p);
+                    load_rows<Shape::q_bytes, Shape::panel_q>(call.q, target_q, full, q, depth, rows_q);
+                } else {
+                    load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
+                    load<Shape::major_q, Shape::q_bytes, Shape::panel_q>(call.q, target_q, full, q, depth, tile.batch);
+                }
                 ring.next();
             }
         }
@@ -105,141 +84,25 @@ class GemmProducer {
                      along ? first : depth, operand.batched ? batch : 0);
     }
 
-    const GemmCall& call;
-    const std::uint32_t shared;
-};
-
-// One warpgroup: sums its rows of P times Q.
-template <class Row>
-class GemmConsumer {
-    using Shape = GemmShape<Row>;
-    using T = typename Row::dtype;
-    using Sums = typename Shape::Sums;
-
-   public:
-    __device__ __forceinline__ GemmConsumer(const GemmCall& call, std::uint32_t shared, int group)
-        : call(call), shared(shared), group(group), lane(static_cast<int>(threadIdx.x) % 32) {}
-
-    __device__ __forceinline__ void run() {
-        Sums sums;
-        GemmEpilogue<Row> epilogue(call, shared, group);
-        for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
-            if constexpr (Shape::promotes)
-                multiply_promoted(tiles.end_step - tiles.first_step, sums);
-            else
-                multiply(tiles.end_step - tiles.first_step, sums);
-            if constexpr (!Shape::swapped && sizeof(typename Row::out) == 2)
-                if (call.plain && call.splits == 1) {
-                    epilogue.store_plain(tiles.tile(), sums);
-                    continue;
-                }
-            epilogue.store(tiles.tile(), sums);
-        }
-        if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
-    }
-
-   private:
-    static __device__ __forceinline__ void clear(Sums& sums) {
+    // The same, of a group of the depth: zeros follow it.
+    template <int bytes, int panel_bytes>
+    static __device__ __forceinline__ void load_rows(const Operand& operand, std::uint32_t target, std::uint32_t full,
+                                                     int first, int depth, const RaggedRows& rows) {
+        constexpr int columns = in_panel_row<typename Row::dtype>;
 #pragma unroll
-        for (auto& unit : sums)
-            for (auto& sum : unit) sum = 0;
-    }
-
-    __device__ __forceinline__ void multiply(int steps, Sums& sums) {
-        if (steps == 0) clear(sums);
-        int last = 0;
-        for (int step = 0; step < steps; ++step) {
-            barrier_wait(Shape::full(shared, ring.stage), ring.phase);
-            multiply_stage(shared + ring.stage * Shape::stage_bytes, step > 0, sums);
-            if (step > 0) {
-                wgmma_wait<1>();
-                release(last);
-            }
-            last = ring.stage;
-            ring.next();
-        }
-        wgmma_wait<0>();
-#pragma unroll
-        for (auto& unit : sums) pin(unit);
-        if (steps > 0) release(last);
-    }
-
-    __device__ __forceinline__ void multiply_stage(std::uint32_t stage, bool accumulate, Sums& sums) {
-        const auto [p, q] = operands(stage);
-        wgmma_fence();
-#pragma unroll
-        for (int slice = 0; slice < Shape::tile_k / Shape::slice; ++slice)
-#pragma unroll
-            for (int unit = 0; unit < Shape::units; ++unit)
-                multiply_slice(p, q, slice, unit, accumulate || slice > 0, sums[unit]);
-        wgmma_commit();
-    }
-
-    // Products of each 128 of the depth are summed apart. While one warpgroup adds them, another one multiplies.
-    __device__ __forceinline__ void multiply_promoted(int steps, Sums& sums) {
-        constexpr int depths = Shape::tile_k / Shape::promoted_depth, slices = Shape::promoted_depth / Shape::slice;
-        clear(sums);
-        typename Shape::Unit part;
-        for (int step = 0; step < steps; ++step) {
-            barrier_wait(Shape::full(shared, ring.stage), ring.phase);
-            const auto [p, q] = operands(shared + ring.stage * Shape::stage_bytes);
-#pragma unroll
-            for (int depth = 0; depth < depths; ++depth)
-#pragma unroll
-                for (int unit = 0; unit < Shape::units; ++unit) {
-                    wgmma_fence();
-#pragma unroll
-                    for (int slice = 0; slice < slices; ++slice)
-                        multiply_slice(p, q, depth * slices + slice, unit, slice > 0, part);
-                    wgmma_commit();
-                    wgmma_wait<0>();
-                    pin(part);
-                    if (depth == depths - 1 && unit == Shape::units - 1) release(ring.stage);
-#pragma unroll
-                    for (int i = 0; i < Shape::unit_q / 2; ++i) sums[unit][i] += part[i];
-                }
-            ring.next();
-        }
-    }
-
-    // Those of a stage: this warpgroup's part of P, and Q.
-    struct Operands {
-        std::uint64_t p, q;
-    };
-
-    static constexpr bool along_p = Shape::major_p == Major::k, along_q = Shape::major_q == Major::k;
-    static constexpr int block_bytes = along_p ? 64 * panel_row_bytes : Shape::panel_p;
-
-    __device__ __forceinline__ Operands operands(std::uint32_t stage) const {
-        return {describe_panel<Shape::major_p>(stage + group * Shape::blocks_p * block_bytes, Shape::panel_p),
-                describe_panel<Shape::major_q>(stage + Shape::p_bytes, Shape::panel_q)};
-    }
-
-    // One wgmma.
-    static __device__ __forceinline__ void multiply_slice(std::uint64_t p, std::uint64_t q, int slice, int unit,
-                                                          bool accumulate, typename Shape::Unit& sums) {
-        constexpr int unit_bytes = along_q ? Shape::unit_q * panel_row_bytes : Shape::unit_q / 64 * Shape::panel_q;
-        const std::uint32_t at_p = along_p ? slice / 4 * Shape::panel_p + slice % 4 * 32 : slice * 2048;
-        const std::uint32_t at_q = along_q ? slice / 4 * Shape::panel_q + slice % 4 * 32 : slice * 2048;
-        wgmma<T, Shape::major_q, Shape::major_p>(sums, advance(p, at_p + unit / Shape::units_q * block_bytes),
-                                                 advance(q, at_q + unit % Shape::units_q * unit_bytes), accumulate);
-    }
-
-    // The stage may be overwritten.
-    __device__ __forceinline__ void release(int stage) const {
-        if (lane == 0) barrier_arrive(Shape::empty(shared, stage));
+        for (int panel = 0; panel < bytes / panel_bytes; ++panel)
+            tma_load(target + panel * panel_bytes, &operand.map, full, first + columns * panel, rows.first_row + depth,
+                     rows.low, rows.high, RaggedRows::wrap);
     }
 
     const GemmCall& call;
     const std::uint32_t shared;
-    const int group, lane;
-    Ring<Shape::stages> ring;
 };
 
 template <class Row>
 __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const __grid_constant__ GemmCall call) {
     using Shape = GemmShape<Row>;
-    constexpr RegisterBudget budget = register_budget(Shape::groups, 1, 56);
+    constexpr RegisterBudget budget = register_budget(Shape::groups, 1, Shape::in_blocks ? 24 : 56);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
     if (threadIdx.x == 0) Shape::init(shared);
@@ -283,24 +146,41 @@ inline catalog_status launch_readable(const catalog_args& args, cudaStream_t str
     return ran ? status : CATALOG_DEVICE_ERROR;
 }
 
+// Operands of 8 bits and groups of the depth are read in one layout: others are transposed.
 template <class Row>
-inline std::int32_t launch_gemm_wgmma(const catalog_args* given, cudaStream_t stream) noexcept {
-    using T = typename Row::dtype;
-    if (const catalog_status status = check_abi(given); status != CATALOG_OK) return status;
-    catalog_args args = *given;
-    if (!valid_sizes(args) || splits_of<Row>(args) != std::max<std::int64_t>(args.num_splits, 1))
-        return CATALOG_BAD_ARGUMENT;
-    if (args.batch == 0 || args.m == 0 || args.n == 0) return CATALOG_OK;
-    if (!valid_tensors(args, Row::num_d)) return CATALOG_BAD_ARGUMENT;
-    if (args.k == 0) return launch_readable<Row>(args, stream);
-    ReadableCopies<T> copies(stream);
+inline catalog_status launch_copied(catalog_args args, cudaStream_t stream) {
     using Shape = GemmShape<Row>;
+    if (args.k == 0) return launch_readable<Row>(args, stream);
     const std::int64_t m = args.m, n = args.n, k = args.k;
-    copies.add(args.a, args.batch, Row::a_along ? m : k, Row::a_along ? k : m, Row::a_along != Shape::a_along);
-    copies.add(args.b, args.batch, Row::b_along ? n : k, Row::b_along ? k : n, Row::b_along != Shape::b_along);
+    const std::int64_t products_a = Row::grouped ? 1 : args.batch, products_b = Row::along_depth ? 1 : args.batch;
+    const bool a_along = Row::given_a_along, b_along = Row::given_b_along;
+    ReadableCopies<typename Row::dtype> copies(stream);
+    copies.add(args.a, products_a, a_along ? m : k, a_along ? k : m, a_along != Shape::a_along);
+    copies.add(args.b, products_b, b_along ? n : k, b_along ? k : n, b_along != Shape::b_along);
     copies.run();
     if (copies.status != CATALOG_OK) return copies.status;
     return launch_readable<Row>(args, stream);
+}
+
+// A row as it computes groups of the depth: both operands have the depth as rows, which end where a group ends.
+template <class Row>
+struct AlongDepth : Row {
+    static constexpr bool a_along = false, b_along = false, along_depth = true;
+    static constexpr int num_stages = stages_of_groups<Row>;
+};
+
+template <class Row>
+inline std::int32_t launch_gemm_wgmma(const catalog_args* given, cudaStream_t stream) noexcept {
+    if (const catalog_status status = check_abi(given); status != CATALOG_OK) return status;
+    const catalog_args& args = *given;
+    if (!valid_sizes(args) || splits_of<Row>(args) != std::max<std::int64_t>(args.num_splits, 1))
+        return CATALOG_BAD_ARGUMENT;
+    if (args.batch == 0 || args.m == 0 || args.n == 0) return CATALOG_OK;
+    if (!valid_tensors<Row>(args)) return CATALOG_BAD_ARGUMENT;
+    if constexpr (Row::grouped && sizeof(typename Row::dtype) == 2)
+        if (args.group_axis == CATALOG_GROUPS_OF_K) return launch_copied<AlongDepth<Row>>(args, stream);
+    if (Row::grouped && args.group_axis != CATALOG_GROUPS_OF_M) return CATALOG_BAD_ARGUMENT;
+    return launch_copied<Row>(args, stream);
 }
 
 template <class Row>

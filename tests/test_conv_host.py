@@ -66,6 +66,10 @@ def test_kernels_of_all_kinds_compute_any_problem(catalog: Catalog) -> None:
         rows(catalog, f"{direct} = '{dtype}' AND family = '{family}'")[0]
         for dtype, family in (("fp32", "bwd_data"), ("bf16", "bwd_weight"))
     ]
+    scatter = "pipeline = 'host_scatter' AND dtype"
+    kernels += [
+        rows(catalog, f"{scatter} = '{dtype}' AND ndim = {ndim}")[0] for dtype, ndim in (("fp32", 2), ("bf16", 3))
+    ]
     assert not catalog.builder.build_many(kernels).failures
     used = {kernel.name: check(catalog, kernel, 40) for kernel in kernels}
     assert max(used.values()) > 0.02, "tolerances are far too wide"
@@ -104,11 +108,15 @@ def test_gradients_are_those_of_the_output(catalog: Catalog, monkeypatch: pytest
     y, dx, dw = computed()
     sides = [np.vdot(y.astype(np.float64), gradient), np.vdot(x.astype(np.float64), dx)]
     np.testing.assert_allclose([*sides, np.vdot(w.astype(np.float64), dw)], sides[0], rtol=1e-5)
+    other = catalog.plan(of["bwd_data"], rows(catalog, "pipeline = 'host_scatter' AND dtype = 'fp32' AND ndim = 2")[0])
+    scattered = other.run(given["bwd_data"]).outputs["input"]
+    np.testing.assert_allclose(scattered, dx, rtol=1e-4, atol=1e-5)
     for threads in (1, 3):
         monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
         settings.cache_clear()
         for result, before in zip(computed(), (y, dx, dw), strict=True):
             np.testing.assert_array_equal(result, before)
+        np.testing.assert_array_equal(other.run(given["bwd_data"]).outputs["input"], scattered)
 
 
 @pytest.mark.slow
@@ -162,6 +170,11 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     ]
     assert chosen(1, layout="ngchw") == "host_panel"
     assert chosen(1, dtype="int8") == "host_panel"
+    few = {"n": 2, "c": 3, "k": 64, "size": (9, 9), "direction": "bwd_data", "dtype": "fp32"}
+    assert [
+        str(catalog.stages(ConvProblem(filter=filter_, **few | fields))[0].algorithm.pipeline.value)
+        for filter_, fields in (((3, 3), {}), ((1, 1), {}), ((3, 3), {"c": 33}))
+    ] == ["host_scatter", "host_panel", "host_panel"]
 
 
 def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:

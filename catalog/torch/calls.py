@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from math import gcd
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -147,6 +148,15 @@ def problem_of(case: Case) -> Problem:
     return problem
 
 
+@lru_cache(maxsize=16_384)
+def plain_problem(options: Options, dtype: torch.dtype, q: Shape, k: Shape, v: Shape) -> Problem:
+    """The problem of a forward on dense tensors without a bias: as :func:`problem_of`, with a key that costs less."""
+    problem: Problem = problem_of.__wrapped__(
+        Case("fwd", dtype, "no", "1h", False, False, options, q, k, v, None, None, 0)
+    )
+    return problem
+
+
 _MOST_EXAMPLES = 4096
 """Maximum number of cached problems that others of different sizes are derived from; beyond it, all are dropped."""
 
@@ -197,17 +207,23 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
         TensorError: a tensor has the wrong shape or dtype, or is on another device.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
-    problem, arch = problem_of(case), arch_of(device)
+    return answer(problem_of(case), arch_of(device), dict(tensors))
+
+
+def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """As :func:`call`, of a problem, on tensors of one of the devices of ``arch``."""
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
-    # On a GPU, tensors that kernels take may still have to be copied: their loads are wider than elements.
-    results: Mapping[str, torch.Tensor] | None = plan.again(dict(tensors)) if arch == "host" else None
+    if (
+        arch != "host"
+    ):  # where tensors that kernels take may still have to be copied: their loads are wider than elements
+        tensors = {name: tensor if _is_aligned(tensor) else _vectors(tensor) for name, tensor in tensors.items()}
+    results: Mapping[str, torch.Tensor] | None = plan.again(tensors, differentiated=True)
     if results is None:
-        copied = _dense if arch == "host" else _vectors  # as ready() says, which would be asked for each tensor
-        results = plan.enqueue({name: copied(tensor) for name, tensor in tensors})
+        results = plan.enqueue({name: _dense(tensor) for name, tensor in tensors.items()})
     return results
 
 
@@ -303,9 +319,15 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 def _vectors(tensor: torch.Tensor) -> torch.Tensor:
     """Like :func:`_dense`, with rows that also start at the alignment of a GPU's vector loads."""
     tensor = _dense(tensor)
-    if tensor.dim() < 3 or not tensor.is_floating_point():
+    if tensor.dim() < 3 or not tensor.is_floating_point() or _is_aligned(tensor):
         return tensor
     vector = _VECTOR_BYTES // tensor.element_size()
     axes = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     fits = tensor.data_ptr() % _VECTOR_BYTES == 0 and all(step % vector == 0 for size, step in axes if size > 1)
     return tensor if fits else tensor.contiguous()
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is certainly one that :func:`_vectors` would not copy."""
+    *outer, inner = tensor.stride() or (1,)
+    return inner == 1 and gcd(*outer) * tensor.itemsize % _VECTOR_BYTES == tensor.data_ptr() % _VECTOR_BYTES == 0

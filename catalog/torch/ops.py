@@ -21,7 +21,17 @@ from torch import library
 
 from catalog.errors import TensorError, UsageError
 from catalog.torch import watchers
-from catalog.torch.calls import Case, Options, Shape, call, call_elsewhere, sizes_of, splits_keys
+from catalog.torch.calls import (
+    Case,
+    Options,
+    Shape,
+    answer,
+    call,
+    call_elsewhere,
+    plain_problem,
+    sizes_of,
+    splits_keys,
+)
 from catalog.torch.dispatch import below, differentiable
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
@@ -106,8 +116,12 @@ def _computed(
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     paged = block_table is not None
-    lengths_q = _lengths(cu_seqlens_q)
     plain = bias is None and alibi_slopes is None and rng_state is None
+    dense = cu_seqlens_q is None and cu_seqlens_k is None and not paged
+    if plain and dense and q.is_cpu:  # most calls; nothing else would decide
+        results = answer(plain_problem(options, q.dtype, q.shape, k.shape, v.shape), "host", {"q": q, "k": k, "v": v})
+        return results["o"], results["lse"]
+    lengths_q = _lengths(cu_seqlens_q)
     splits = plain and q.is_cuda and _splits_keys(q, k, options)
     case = Case(
         "pagedkv" if paged else "splitkv" if splits else "fwd",

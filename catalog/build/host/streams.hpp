@@ -11,10 +11,6 @@ namespace catalog::host {
 template <class Unit>
 inline constexpr std::uint32_t offset_of = 0;
 
-// For memory that is read later than the CPU's own prefetching looks ahead: into the second cache. Prefetched into the
-// first one, lines would wait for the same few buffers as the kernel's own loads.
-inline void prefetch_later(const void* from) { __builtin_prefetch(from, 0, 2); }
-
 #if defined(__AVX512F__)
 
 // Four int8, those of B with an offset of 128, which AVX512-VNNI multiplies.

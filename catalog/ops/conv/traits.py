@@ -94,6 +94,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_AMX = "host_amx"
     HOST_PANEL = "host_panel"
     HOST_DIRECT = "host_direct"
+    HOST_SCATTER = "host_scatter"
 
 
 class Scheduler(Word):

@@ -16,6 +16,7 @@ def emit(kernel: Kernel) -> str:
         "direction": f"catalog::host::Direction::{signature.direction}",
         "last": signature.layout is Layout.NHWGC,
         "direct": algorithm.pipeline is Pipeline.HOST_DIRECT,
+        "scattered": algorithm.pipeline is Pipeline.HOST_SCATTER,
         "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }

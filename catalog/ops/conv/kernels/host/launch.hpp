@@ -5,6 +5,7 @@
 #include "direct_weight.hpp"
 #include "host/choice.hpp"
 #include "panel.hpp"
+#include "scatter.hpp"
 
 namespace catalog::host {
 
@@ -56,9 +57,13 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
         });
     else
         return with_units<typename Row::dtype, Row::in_tiles>([&](auto unit) {
-            return compute([&](const Window& window) {
-                return WindowProduct<Row, typename decltype(unit)::type>(*args, of, window, threads).run();
-            });
+            using Unit = typename decltype(unit)::type;
+            if constexpr (Row::scattered)
+                return ScatteredProduct<Row, Unit>(*args, of, threads).run();
+            else
+                return compute([&](const Window& window) {
+                    return WindowProduct<Row, Unit>(*args, of, window, threads).run();
+                });
         });
 }
 

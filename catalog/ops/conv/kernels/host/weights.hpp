@@ -43,10 +43,13 @@ class TransposedWeights {
         const std::int64_t of_depth = last ? stride : 1, of_channel = last ? 1 : stride;
         const std::int64_t first = last ? row : column, depth = last ? rows : columns;
         const std::int64_t channel = last ? column : row, channels = last ? columns : rows;
+        const std::int64_t inner = last ? channels_out : taps, apart = last ? 1 : all_taps;
+        std::int64_t outer_at = first / inner, inner_at = first % inner, tap = 0;
         for (std::int64_t k = 0; k < depth; ++k) {
-            const std::int64_t at = first + k, out = last ? at % channels_out : at / taps;
-            const std::int64_t tap = Tap(window, last ? at / channels_out : at % taps).number(window, of);
-            const std::int64_t apart = last ? 1 : all_taps;
+            // Divisions would take longer than the copy.
+            if (!last || k == 0 || inner_at == 0) tap = Tap(window, last ? outer_at : inner_at).number(window, of);
+            const std::int64_t out = last ? inner_at : outer_at;
+            if (++inner_at == inner) inner_at = 0, ++outer_at;
             const T* const from = data + out * stride_out + tap * (last ? channels_in : 1) + channel * apart;
             T* const to = room + k * of_depth;
             for (std::int64_t c = 0; c < channels; ++c) to[c * of_channel] = from[c * apart];

@@ -24,6 +24,7 @@ from catalog.foreign.parsed import Given
 from catalog.ops import operation
 from catalog.ops.attention.operation import OPERATION
 from catalog.ops.attention.problem import Problem
+from catalog.ops.gemm.problem import GemmProblem
 from catalog.registry import foreign
 from catalog.registry.rows import Device, ForeignTiming
 from catalog.runtime.catalog import Catalog
@@ -135,6 +136,31 @@ def test_what_real_tables_of_aiter_have_is_accepted(catalog: Catalog, tmp_path: 
     [out] = export_tuned(catalog, tmp_path / "out")
     kept = [{name: value or "" for name, value in row.items()} for row in dicts(path)]
     assert dicts(out) == kept
+
+
+@pytest.mark.parametrize(
+    ("table", "element", "fields"),
+    [
+        ("a8w8", "", {"dtype": "int8", "scales": "row"}),
+        ("a8w8", "torch.float8_e4m3fn", {"dtype": "fp8", "scales": "row"}),
+        ("a8w8_blockscale", "", {"dtype": "fp8", "scales": "block"}),
+        ("a8w8_bpreshuffle", "torch.int8", None),
+    ],
+)
+def test_tables_of_8_bit_products_state_problems_with_scales(
+    catalog: Catalog, tmp_path: Path, table: str, element: str, fields: dict[str, Any] | None
+) -> None:
+    text = f"cu_num,M,N,K,q_dtype_w,us,kernelName\n304,16,1536,7168,{element},19.5,made_up\n"
+    import_tables(catalog, "aiter-csv", [write(tmp_path / f"{table}_tuned_gemm.csv", text)])
+    [(key,)] = rows(catalog, "problem_key")
+    assert (key is None) == (fields is None)
+    if fields is not None:
+        problem, fields_of = GemmProblem.of_key(key), operation("gemm").foreign_fields
+        assert problem == GemmProblem(m=16, n=1536, k=7168, dtype_c="bf16", **fields)
+        stated = fields_of("aiter-csv", table, problem)
+        assert stated is not None
+        assert (stated["M"], stated["N"], stated["K"]) == ("16", "1536", "7168")
+        assert fields_of("aiter-csv", table, problem.model_copy(update={"bias": True})) is None
 
 
 def test_older_entries_of_a_find_db_have_other_columns(catalog: Catalog, tmp_path: Path) -> None:

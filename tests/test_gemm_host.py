@@ -38,6 +38,7 @@ ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8")
 LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 EPILOGUES = ((0, "PassThrough"), (1, "MultiDAdd"), (2, "MultiDMultiply"), (2, "MultiDAdd"), (1, "MultiDMultiply"))
+SCALED_GROUPS = ("grouped_rowwise", "grouped_blockscale")
 GEMM = operation("gemm")
 
 
@@ -51,7 +52,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 
 def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
-    """Rows in which each type meets both pipelines, and these each layout; epilogues and tiles take turns."""
+    """Rows in which each type meets both pipelines, and these each layout; epilogues, tiles and scales take turns."""
     rng, chosen = random.Random(SEED), []  # noqa: S311
     for number, (dtype, pipeline) in enumerate(product(DTYPES, ("host_panel", "host_stream"))):
         num_d, elementwise = EPILOGUES[number % len(EPILOGUES)]
@@ -61,7 +62,12 @@ def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
         chosen.append(rng.choice(rows(catalog, f"{wanted} AND family <> 'grouped'", arch)))
     vectors = "family = 'grouped' AND pipeline <> 'host_amx'"
     grouped = [rows(catalog, f"dtype = '{dtype}' AND {vectors}", arch) for dtype in DTYPES]
-    return chosen + [rng.choice(of_type) for of_type in grouped]
+    chosen += [rng.choice(of_type) for of_type in grouped]
+    eight_bits = product(("rowwise", "blockscale"), DTYPES[3:], ("host_panel", "host_stream"))
+    for family, dtype, pipeline in (*eight_bits, *product(SCALED_GROUPS, DTYPES[4:], ("host_panel",))):
+        wanted = f"family = '{family}' AND dtype = '{dtype}' AND pipeline = '{pipeline}'"
+        chosen.append(rng.choice(rows(catalog, wanted, arch)))
+    return chosen
 
 
 def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
@@ -89,8 +95,8 @@ FLOATS = (("fp8", "rcr"), ("fp8", "rrr"), ("bf8", "rcr"), ("bf8", "rrr"))
 @pytest.mark.parametrize(("dtype", "layout"), slow_but(FLOATS[:1], FLOATS))
 def test_streams_read_every_8_bit_float_exactly(catalog: Catalog, dtype: str, layout: str) -> None:
     """A sum of zeros and one element of B, which fp16 can hold; NaN and infinity too. One row and several."""
-    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND pipeline = 'host_stream' AND family = 'universal'"
-    kernel = rows(catalog, wanted)[0]
+    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND pipeline = 'host_stream' AND dtype_c = 'fp16'"
+    kernel = rows(catalog, f"{wanted} AND family = 'universal'")[0]
     for m in (1, 3):
         problem = GemmProblem(m=m, n=256, k=70, dtype=dtype, layout=layout)
         b = np.zeros((256, 70), np.uint8)
@@ -157,6 +163,8 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
             ("fp8", "ccr", "multi_d"),
             ("int8", "crr", "grouped"),
             ("fp16", "rrr", "grouped"),
+            ("fp8", "rcr", "blockscale"),
+            ("int8", "rcr", "grouped_blockscale"),
             ("fp16", "rcr", "universal"),
         ):
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from catalog.errors import ProblemError, TensorError
 from catalog.ops import operation
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.traits import ONE_PRODUCT, Family
+from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.schema.lineage import Lineage
 
@@ -135,3 +137,26 @@ def test_a_scale_that_is_not_finite_is_a_message() -> None:
     inputs["scale_a"][3, 1] = np.nan
     with pytest.raises(TensorError, match=r"scale_a\[3, 1\] is nan: scales must be finite"):
         GEMM.check_indices(problem, inputs)
+
+
+# Kernels of the host, of which others are compiled in test_gemm_host.py
+
+
+@pytest.mark.slow
+def test_a_scale_that_is_not_finite_is_refused_in_every_launch(tmp_path: Path) -> None:
+    """By the kernel: PyTorch's repeated calls skip the checks of the first one."""
+    torch = pytest.importorskip("torch")
+    with Catalog(tmp_path / "catalog.db") as catalog:
+        catalog.populate("host", operation="gemm")
+        problem = GemmProblem(m=3, n=70, k=300, dtype="fp8", scales="block", dtype_c="fp32")
+        plan, inputs = catalog.select(problem), make_inputs(problem, SEED)
+        scales = {name: torch.from_numpy(inputs[name]) for name in ("scale_a", "scale_b")}
+        matrices = {name: torch.from_numpy(inputs[name].view(np.uint8)) for name in "ab"}
+        given = {name: matrix.view(torch.float8_e4m3fn) for name, matrix in matrices.items()} | scales
+        expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
+        for _ in range(2):
+            assert allowed.allows(plan.enqueue(given)["c"].numpy(), expected)
+        scales["scale_b"][0, 2] = torch.inf
+        for _ in range(2):
+            with pytest.raises(TensorError, match=r"scale_b\[0, 2\] is inf"):
+                plan.enqueue(given)

@@ -2,7 +2,8 @@
 
 ``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`, the functions
 ``flash_attn_...`` replace those of the package flash-attn, ``linear``, ``matmul`` and ``grouped_mm`` replace
-:func:`torch.nn.functional.linear`, :func:`torch.matmul` and :func:`torch.nn.functional.grouped_mm`, and ``conv1d``,
+:func:`torch.nn.functional.linear`, :func:`torch.matmul` and :func:`torch.nn.functional.grouped_mm`, ``scaled_mm`` and
+``scaled_grouped_mm`` multiply 8-bit matrices with scales as :func:`torch._scaled_mm` does, and ``conv1d``,
 ``conv2d`` and ``conv3d`` replace :func:`torch.nn.functional.conv2d` and its like. CPU tensors
 run on the host's kernels, GPU tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel
 supports a call, it raises a :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors,
@@ -30,6 +31,7 @@ from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
 from catalog.torch.grouped import grouped_mm
 from catalog.torch.installation import install, installed, report, uninstall
 from catalog.torch.products import linear, matmul
+from catalog.torch.scaled import scaled_grouped_mm, scaled_mm
 from catalog.torch.sdpa import scaled_dot_product_attention
 from catalog.torch.stacked import (
     flash_attn_kvpacked_func,
@@ -56,5 +58,7 @@ __all__ = [
     "matmul",
     "report",
     "scaled_dot_product_attention",
+    "scaled_grouped_mm",
+    "scaled_mm",
     "uninstall",
 ]

@@ -61,6 +61,22 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
                                                          add_to<row_s>(sums + i * row_s));
         });
     }
+
+    // Rows of A from this depth on, in units.
+    static const Unit* at_depth(const Unit* a, int depth) { return a + depth * a_depth; }
+
+    // The product is added to the sums, each row i multiplied by factor_of(i).
+    template <int row_s, class FactorOf>
+    static void multiply_scaled(const Unit* a, int first, int rows, const Unit* b, int depth, float* sums,
+                                FactorOf factor_of) {
+        for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+            float factors[block];
+            for (int r = 0; r < block; ++r) factors[r] = factor_of(i + r);
+            multiply_block<block, panel, a_row, a_depth>(
+                a + (first + i) * a_row, Rows<const Unit>{b, panel}, depth,
+                add_scaled_to<row_s>(sums + i * row_s, factors));
+        });
+    }
 };
 
 // The same in tiles, into which A is copied.
@@ -111,6 +127,27 @@ struct TileBlocks : BlockSizes<Row, Unit> {
             multiply_all(std::true_type{});
         else
             multiply_all(std::false_type{});
+    }
+
+    static const Unit* at_depth(const Unit* a, int depth) { return a + depth * tile_rows; }
+
+    template <int row_s, class FactorOf>
+    static void multiply_scaled(const Unit* a, int first, int rows, const Unit* b, int depth, float* sums,
+                                FactorOf factor_of) {
+        using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
+        for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
+            alignas(64) Sum product[down * tile_rows * panel];
+            multiply_tiles<false, down, 2>(a + (first + tile * tile_rows) * step, contiguous_tiles(step), b, panel,
+                                           depth, product, panel);
+            for (int i = tile * tile_rows; i < std::min(rows, (tile + down) * tile_rows); ++i) {
+                const float factor = factor_of(i);
+                const Sum* const from = product + (i - tile * tile_rows) * panel;
+                for (int j = 0; j < panel; j += lanes) {
+                    float* const to = sums + i * row_s + j;
+                    store(to, load(to) + as_float(load(from + j)) * factor);
+                }
+            }
+        });
     }
 };
 

@@ -50,6 +50,15 @@ inline auto add_to(C* c) {
     };
 }
 
+// The same of products whose row r is multiplied by factors[r] first.
+template <int ldc>
+inline auto add_scaled_to(float* c, const float* factors) {
+    return [c, factors](int row, int column, auto sum) {
+        float* const to = c + row * ldc + column;
+        store(to, load(to) + as_float(sum) * factors[row]);
+    };
+}
+
 // Calls body(std::integral_constant<int, size>, first) for blocks of the first size from `first` to `end`, then of the
 // next sizes for the remainder: a single row runs a block of one row.
 template <int size, int... smaller, class Body>

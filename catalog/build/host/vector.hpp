@@ -42,6 +42,9 @@ inline void store_bits(Element* to, Vector vector) {
 
 inline Float splat(float value) { return value - Float{}; }  // minus preserves -0.0f
 
+inline Float as_float(Float x) { return x; }
+inline Float as_float(Ints x) { return __builtin_convertvector(x, Float); }
+
 inline Float max(Float a, Float b) { return a > b ? a : b; }
 
 // `x`, but 0 where the condition holds. Of a choice, g++ for Arm would negate the condition, in eight instructions.

@@ -181,6 +181,18 @@ class Gemm(Operation):
 
         return tolerances(problem, inputs, rounds_products=rounds_products)
 
+    def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> GemmProblem | None:
+        """As :func:`catalog.ops.gemm.foreign.problem_of_table`; tables of other formats state none."""
+        from catalog.ops.gemm.foreign import problem_of_table
+
+        return problem_of_table(table, fields) if form == "aiter-csv" else None
+
+    def foreign_fields(self, form: str, table: str, problem: GemmProblem) -> Mapping[str, str] | None:
+        """As :func:`catalog.ops.gemm.foreign.fields_of_table`."""
+        from catalog.ops.gemm.foreign import fields_of_table
+
+        return fields_of_table(table, problem) if form == "aiter-csv" else None
+
     def draw(self, problem: GemmProblem, name: str, rng: np.random.Generator) -> NDArray[Any]:
         """Small integers for int8, scales from 1/8 to 1; otherwise standard normal."""
         drawn: NDArray[Any]

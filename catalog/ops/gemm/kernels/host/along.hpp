@@ -113,6 +113,23 @@ class ColumnsOfB {
         Sums sum[columns];
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) sum[c] = sums[c];
+        multiply_add<rows>(a, depth, sum);
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; ++c) sums[c] = sum[c];
+    }
+
+    // The same, but the products are multiplied by a factor, which each lane has for its row, before they are added.
+    template <int rows, int columns>
+    void multiply_scaled(const Unit* a, std::int64_t depth, Float factor, Float* sums) const {
+        Sums sum[columns] = {};
+        multiply_add<rows>(a, depth, sum);
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; ++c) sums[c] += as_float(sum[c]) * factor;
+    }
+
+   private:
+    template <int rows, int columns>
+    void multiply_add(const Unit* a, std::int64_t depth, Sums (&sum)[columns]) const {
         if constexpr (rows == 1) {
             std::int64_t k = 0;
             for (; k + whole <= depth; k += whole, a += read * lanes) multiply_row<columns>(a, k, whole, sum);
@@ -130,11 +147,8 @@ class ColumnsOfB {
             for (std::int64_t k = stored; k < depth; k += copied * whole, a += copied * read * rows * lanes)
                 multiply_copies<rows, columns>(a, k, std::min<std::int64_t>(depth - k, copied * whole), sum);
         }
-#pragma GCC unroll 16
-        for (int c = 0; c < columns; ++c) sums[c] = sum[c];
     }
 
-   private:
     static constexpr int copied = Reader::is_stored ? 1 : 4;  // how often is read before it is multiplied
 
     template <int columns>

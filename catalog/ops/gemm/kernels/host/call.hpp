@@ -5,6 +5,7 @@
 
 #include "abi/export.hpp"
 #include "host/panels.hpp"
+#include "scales.hpp"
 
 namespace catalog::host {
 
@@ -30,6 +31,7 @@ inline catalog_status check_groups(const catalog_args& args) {
     if (Row::grouped != (args.starts != nullptr)) return CATALOG_BAD_ARGUMENT;
     if (!Row::grouped) return CATALOG_OK;
     if (args.group_axis < CATALOG_GROUPS_OF_M || args.group_axis > CATALOG_GROUPS_OF_K) return CATALOG_BAD_ARGUMENT;
+    if (scales_of<Row> == Scales::block && args.group_axis != CATALOG_GROUPS_OF_M) return CATALOG_BAD_ARGUMENT;
     const std::int64_t extent = args.group_axis == CATALOG_GROUPS_OF_M ? args.m : args.k;
     if (args.starts[0] != 0 || args.starts[args.batch] != extent) return CATALOG_BAD_ARGUMENT;
     for (std::int64_t i = 0; i < args.batch; ++i)
@@ -46,6 +48,7 @@ inline catalog_status check_call(const catalog_args* args) {
     if (const catalog_status status = check_groups<Row>(*args); status != CATALOG_OK) return status;
     if (args->batch == 0 || args->m == 0 || args->n == 0) return CATALOG_OK;
     const bool missing = !args->c.data || (Row::num_d > 0 && !args->d0.data) || (Row::num_d > 1 && !args->d1.data);
+    if (!check_scales<Row>(*args)) return CATALOG_BAD_ARGUMENT;
     return missing || (args->k > 0 && !(args->a.data && args->b.data)) ? CATALOG_BAD_ARGUMENT : CATALOG_OK;
 }
 

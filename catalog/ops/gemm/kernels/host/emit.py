@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from catalog.build.host.source import row_source
-from catalog.ops.gemm.traits import Elementwise, Family, Pipeline
+from catalog.ops.gemm.traits import OF_GROUPS, Elementwise, Pipeline, scales_of
 from catalog.schema.kernel import Kernel
 
 _NUMBERS = ("tile_m", "tile_n", "tile_k", "warp_tile_m", "warp_tile_n")
@@ -18,7 +18,8 @@ def emit(kernel: Kernel) -> str:
         "b_along": of_b == "c",
         "streams": algorithm.pipeline is Pipeline.HOST_STREAM,
         "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
-        "grouped": signature.family is Family.GROUPED,
+        "grouped": signature.family in OF_GROUPS.values(),
+        "scales": f"catalog::host::Scales::{scales_of(signature.family)}",
         "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
         "num_d": signature.num_d,
         **{name: getattr(algorithm, name) for name in _NUMBERS},

@@ -1,4 +1,5 @@
-// From sums to elements of C: C = f(alpha A B + beta C + bias), combined with the D tensors.
+// From sums to elements of C: C = f(alpha A B + beta C + bias), combined with the D tensors. Scales of rows and columns
+// multiply the sums here.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +56,15 @@ inline void round_sums(const float* sums, std::int64_t lds, int rows, int column
 
 #endif
 
+// A vector of sums of one row, with the scales of the row and of the columns.
+template <class Row, class Sums>
+inline auto scaled(Sums sums, const float* of_row, const float* of_columns, int count) {
+    if constexpr (scales_of<Row> == Scales::row)
+        return as_float(sums) * *of_row * load_first(of_columns, count);
+    else
+        return sums;
+}
+
 // Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column. Those of a part of K
 // are kept in the workspace, whose rows are as long as those of C.
 template <class Row, class Sum>
@@ -70,19 +80,25 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
         return data_of<Element>(tensor, batch) + row * tensor.stride_outer + first_column;
     };
 #if defined(__AVX512F__)
-    if constexpr (Row::in_tiles && std::is_same_v<Element, bf16> && Row::num_d == 0) {
+    if constexpr (Row::in_tiles && std::is_same_v<Element, bf16> && Row::num_d == 0 &&
+                  scales_of<Row> != Scales::row) {
         const bool as_summed = args.alpha == 1 && args.beta == 0 && !args.bias.data;
         if (as_summed && args.activation == CATALOG_PASS_THROUGH)
             return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
     }
 #endif
     const Element* const bias = args.bias.data ? data_of<const Element>(args.bias, 0) + first_column : nullptr;
+    [[maybe_unused]] const float *of_rows = nullptr, *of_columns = nullptr;
+    if constexpr (scales_of<Row> == Scales::row) {
+        of_rows = data_of<const float>(args.scale_a, batch) + first_row;
+        of_columns = data_of<const float>(args.scale_b, batch) + first_column;
+    }
     for (int i = 0; i < rows; ++i) {
         Element* const c = row_of(args.c, first_row + i);
         for (int j = 0; j < columns; j += lanes) {
             const int count = columns - j;
-            auto x = load(sums + i * lds + j);
-            if constexpr (std::is_same_v<Sum, float>) {
+            auto x = scaled<Row>(load(sums + i * lds + j), of_rows + i, of_columns + j, count);
+            if constexpr (std::is_same_v<decltype(x), Float>) {
                 x *= args.alpha;
                 if (args.beta != 0) x += load_first(c + j, count) * args.beta;
             } else if (args.beta != 0) {

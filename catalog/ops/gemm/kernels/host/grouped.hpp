@@ -61,7 +61,8 @@ class GroupedProduct {
     std::int64_t extent(std::int64_t group) const { return args.starts[group + 1] - args.starts[group]; }
 
     Parts parts_of(std::int64_t group) const {
-        constexpr std::int64_t block = Row::warp_tile_m, panel = Row::warp_tile_n;
+        constexpr std::int64_t block = Row::warp_tile_m;
+        constexpr std::int64_t panel = in_blocks ? block_extent : Row::warp_tile_n;
         const std::int64_t m = of_m ? extent(group) : args.m, down = (m + most_rows - 1) / most_rows;
         const std::int64_t rows = (m / std::max<std::int64_t>(down, 1) / block + 1) * block;
         return {m, args.n, rows, (area / rows / panel + 1) * panel};
@@ -82,10 +83,18 @@ class GroupedProduct {
         of_part.b.data = const_cast<T*>(factor_of<Row::b_along, T>(args.b, of_m ? group : 0).from(column, first_k).data);
         using Element = typename Row::otype;
         of_part.c.data = data_of<Element>(args.c, of_m ? 0 : group) + first_row * args.c.stride_outer + column;
+        if constexpr (scales_of<Row> != Scales::no) {
+            const std::int64_t of_row = in_blocks ? args.scale_a.stride_outer : 1;
+            const std::int64_t of_column = in_blocks ? column / block_extent * args.scale_b.stride_outer : column;
+            of_part.scale_a.data = data_of<float>(args.scale_a, 0) + first_row * of_row;
+            of_part.scale_b.data = data_of<float>(args.scale_b, of_m ? group : 0) + of_column;
+        }
         if (args.bias.data) of_part.bias.data = data_of<Element>(args.bias, 0) + column;
         if (of_part.m <= few_rows) return StreamProduct<OfFewRows, StreamUnit>(of_part, 0, 1).run();
         return PanelProduct<Row, Unit>(of_part, 0, 1).run();
     }
+
+    static constexpr bool in_blocks = scales_of<Row> == Scales::block;
 
     const catalog_args& args;
     const bool of_m;

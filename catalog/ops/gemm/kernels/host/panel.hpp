@@ -14,7 +14,7 @@ namespace catalog::host {
 template <class Row, class Unit>
 class PanelProduct {
     using T = typename Row::dtype;
-    using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
+    using Sum = SumOf<Row, Unit>;
     using Block = Blocks<Row, Unit>;
     static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n;
@@ -110,18 +110,39 @@ class PanelProduct {
                        std::int64_t column, int rows, int columns) const {
         constexpr int row_s = Scratch::row_s;
         const int width = round_up(columns, panel), skipped = static_cast<int>(row % tile_m);
-        if (steps == 0)
+        if (steps == 0 || in_blocks)
             for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
         for (std::int64_t k = 0; k < steps; ++k) {
             const Unit* const a = packed_a + (row / tile_m * steps + k) * a_step;
             const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
-            for (int j = 0; j < width; j += panel)
-                Block::template multiply<row_s>(k > 0, a, skipped, rows,
-                                                packed_b + (column + j) * units + k * step * panel, depth,
-                                                scratch.sums + j);
+            for (int j = 0; j < width; j += panel) {
+                const Unit* const b = packed_b + (column + j) * units + k * step * panel;
+                if constexpr (in_blocks)
+                    multiply_blocks(a, skipped, rows, b, depth, first_row + row, first_column + column + j,
+                                    k * Row::tile_k, scratch.sums + j);
+                else
+                    Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, scratch.sums + j);
+            }
         }
         finish<Row>(args, batch, scratch.sums, row_s, first_row + row, first_column + column, rows, columns);
     }
+
+    // A step of the depth for one panel, block after block; the row, the column and k are those of the product.
+    void multiply_blocks(const Unit* a, int skipped, int rows, const Unit* b, int depth, std::int64_t row,
+                         std::int64_t column, std::int64_t k, float* sums) const {
+        constexpr int block = block_extent / factors;
+        static_assert(!in_blocks || (step % block == 0 && block_extent % panel == 0),
+                      "a panel has one scale in a block");
+        const BlockScales scales(args, batch);
+        for (int at = 0; at < depth; at += block, k += block_extent) {
+            const float of_b = scales.b(column, k);
+            Block::template multiply_scaled<Scratch::row_s>(
+                Block::at_depth(a, at), skipped, rows, b + at * panel, std::min(block, depth - at), sums,
+                [&](int i) { return scales.a(row + i, k) * of_b; });
+        }
+    }
+
+    static constexpr bool in_blocks = scales_of<Row> == Scales::block;
 
     const catalog_args& args;
     const std::int64_t batch;

@@ -40,7 +40,7 @@ inline std::int32_t workspace_size(const catalog_args* args, catalog_workspace* 
 template <class Row, class Unit, class Product>
 class SplitProduct {
     using T = typename Row::dtype;
-    using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
+    using Sum = SumOf<Row, Unit>;
     static constexpr std::int64_t width = 1024;  // columns that are added at a time
 
     struct Scratch {
@@ -85,6 +85,11 @@ class SplitProduct {
         of_part.a.data = const_cast<T*>(factor_of<Row::a_along, T>(args.a, batch).from(0, first).data);
         of_part.b.data = const_cast<T*>(factor_of<Row::b_along, T>(args.b, batch).from(0, first).data);
         of_part.c_acc.data = sums_of(batch, part);
+        if constexpr (scales_of<Row> == Scales::block) {
+            static_assert(Split::grain % block_extent == 0, "a part begins with a whole block");
+            of_part.scale_a.data = data_of<float>(args.scale_a, batch) + first / block_extent;
+            of_part.scale_b.data = data_of<float>(args.scale_b, batch) + first / block_extent;
+        }
         return of_part;
     }
 

@@ -14,9 +14,11 @@ namespace catalog::host {
 template <class Row, class OfPanels>
 class StreamProduct {
     using T = typename Row::dtype;
-    using Unit = typename Streamed<OfPanels>::type;
-    using Vector = typename Units<Unit>::Sum;
-    using Sum = std::conditional_t<std::is_same_v<Vector, Float>, float, std::int32_t>;
+    static constexpr bool in_blocks = scales_of<Row> == Scales::block;
+    // Of each block, the sum itself is needed: an offset of B would add one to it.
+    using Unit = std::conditional_t<in_blocks, OfPanels, typename Streamed<OfPanels>::type>;
+    using Sum = SumOf<Row, Unit>;
+    using Vector = std::conditional_t<std::is_same_v<Sum, float>, Float, Ints>;
     static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
     static constexpr int step = Row::tile_k / factors;
 
@@ -45,7 +47,10 @@ class StreamProduct {
     catalog_status run() {
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
         packed_a = room.reserve(Row::b_along ? tiles_of_rows * units_of_tile() : units * tile_m);
-        if (!packed_a) return CATALOG_NO_MEMORY;
+        if constexpr (in_blocks && Row::b_along)
+            scales_of_lanes =
+                thread_room<struct ScalesOfLanes, float>().reserve(tiles_of_rows * blocks_of(args.k) * lanes);
+        if (!packed_a || (in_blocks && Row::b_along && !scales_of_lanes)) return CATALOG_NO_MEMORY;
         for (std::int64_t row = 0; row < args.m; row += tile_m)
             multiply_rows(row, static_cast<int>(std::min<std::int64_t>(tile_m, args.m - row)));
         room.release_above(kept_units);
@@ -55,10 +60,12 @@ class StreamProduct {
    private:
     void multiply_rows(std::int64_t row, int rows) {
         const auto from = factor_of<Row::a_along, T>(args.a, batch).from(row, 0);
-        if constexpr (Row::b_along)
+        if constexpr (Row::b_along) {
             pack_along(from, rows);
-        else
+            if constexpr (in_blocks) copy_scales(row, rows);
+        } else {
             pack_across(from, rows);
+        }
         parallel_for(args, threads, tiles(args), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) {
@@ -70,7 +77,7 @@ class StreamProduct {
             if constexpr (Row::b_along)
                 multiply_along(*scratch, column, rows, columns);
             else
-                multiply_across(*scratch, column, rows, columns);
+                multiply_across(*scratch, row, column, rows, columns);
             finish<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
         });
     }
@@ -88,21 +95,49 @@ class StreamProduct {
         }
     }
 
+    // For each tile and block of the depth, a vector with the scale of each lane's row.
+    void copy_scales(std::int64_t row, int rows) {
+        const BlockScales scales(args, batch);
+        float* to = scales_of_lanes;
+        for (int tile = 0; tile * height < rows; ++tile) {
+            const int of_row = lanes / tiles_of_a[tile].rows, last = std::min(height, rows - tile * height) - 1;
+            for (std::int64_t k = 0; k < args.k; k += block_extent, to += lanes)
+                for (int lane = 0; lane < lanes; ++lane)
+                    to[lane] = scales.a(row + tile * height + std::min(lane / of_row, last), k);
+        }
+    }
+
+    Vector start_of(int tile) const {
+        if constexpr (in_blocks)
+            return Vector{};
+        else
+            return tiles_of_a[tile].start;
+    }
+
     void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
         const auto b = factor_of<true, T>(args.b, batch).from(first_column, 0);
         const int tiles = (rows + height - 1) / height;
         for_blocks<group, 1>(0, columns, [&](auto width, int column) {
             for (int tile = 0; tile < tiles; ++tile)
-                std::fill_n(scratch.of_columns + tile * width, width, tiles_of_a[tile].start);
+                std::fill_n(scratch.of_columns + tile * width, width, start_of(tile));
             const bool has_next = first_column + column + 2 * width <= args.n;
-            for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
-                const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
+            constexpr int along = in_blocks ? block_extent : Row::tile_k;
+            for (std::int64_t k = 0; k < args.k; k += along) {
+                const std::int64_t depth = std::min<std::int64_t>(along, args.k - k);
                 for (int tile = 0; tile < tiles; ++tile) {
                     const RowsOfA<Unit>& a = tiles_of_a[tile];
                     const OfB of_b{b.data + column * b.stride + k, b.stride, has_next && tile == 0 ? width * b.stride : 0};
+                    Vector* const sums = scratch.of_columns + tile * width;
                     with_rows(a.rows, [&](auto held) {
-                        of_b.template multiply<held, width>(a.units + k / factors * held, depth,
-                                                            scratch.of_columns + tile * width);
+                        const Unit* const units_of_a = a.units + k / factors * held;
+                        if constexpr (in_blocks) {
+                            const float* const of_a =
+                                scales_of_lanes + (tile * blocks_of(args.k) + k / along) * lanes;
+                            const float scale_of_b = BlockScales(args, batch).b(first_column + column, k);
+                            of_b.template multiply_scaled<held, width>(units_of_a, depth, load(of_a) * scale_of_b, sums);
+                        } else {
+                            of_b.template multiply<held, width>(units_of_a, depth, sums);
+                        }
                     });
                 }
             }
@@ -151,7 +186,8 @@ class StreamProduct {
             }
     }
 
-    void multiply_across(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
+    void multiply_across(Scratch& scratch, std::int64_t first_row, std::int64_t first_column, int rows,
+                         int columns) const {
         for (int i = 0; i < rows; ++i)
             std::fill_n(scratch.sums + i * Scratch::row_s, round_up(columns, strip), start[i]);
         const auto b = factor_of<false, T>(args.b, batch);
@@ -170,19 +206,28 @@ class StreamProduct {
                 for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
                     const Unit* const a = packed_a + k / factors * tile_m + i;
                     Sum* const sums = scratch.sums + i * Scratch::row_s + j;
-                    if (whole)
-                        multiply_strip<block>(a, from.data, from.stride, of_step, i == 0 ? next : 0, sums);
-                    else
-                        multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step,
-                                                                add_to<Scratch::row_s>(sums));
+                    const auto multiply = [&](auto add) {
+                        if (whole)
+                            multiply_strip<block>(a, from.data, from.stride, of_step, i == 0 ? next : 0, add);
+                        else
+                            multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step, add);
+                    };
+                    if constexpr (in_blocks) {
+                        const BlockScales scales(args, batch);
+                        float factor[block];
+                        for (int r = 0; r < block; ++r) factor[r] = scales.of(first_row + i + r, first_column + j, k);
+                        multiply(add_scaled_to<Scratch::row_s>(sums, factor));
+                    } else {
+                        multiply(add_to<Scratch::row_s>(sums));
+                    }
                 });
             }
         }
     }
 
-    template <int rows>
-    static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Sum* sums) {
-        Vector sum[rows][vectors] = {};
+    template <int rows, class Add>
+    static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Add add) {
+        typename Units<Unit>::Sum sum[rows][vectors] = {};
         constexpr int line = 64 / sizeof(T);
         for (int k = 0; k < depth; ++k, b += factors * stride) {
             if (next)
@@ -201,7 +246,7 @@ class StreamProduct {
             }
         }
         for (int i = 0; i < rows; ++i)
-            for (int j = 0; j < vectors; ++j) add_to<Scratch::row_s>(sums)(i, j * lanes, sum[i][j]);
+            for (int j = 0; j < vectors; ++j) add(i, j * lanes, sum[i][j]);
     }
 
     const catalog_args& args;
@@ -210,6 +255,7 @@ class StreamProduct {
     const std::int64_t units;  // along the whole depth
     Unit* packed_a;
     RowsOfA<Unit> tiles_of_a[tiles_of_rows];
+    float* scales_of_lanes = nullptr;
     alignas(64) Sum start[tile_m];
     std::atomic<bool> out_of_memory = false;
 };

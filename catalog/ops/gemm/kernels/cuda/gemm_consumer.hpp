@@ -36,6 +36,9 @@ class GemmConsumer {
     }
 
    private:
+    // What the tensor cores sum of a unit.
+    using Part = typename Shape::Part[Shape::unit_q / 2];
+
     // Those of a stage: this warpgroup's part of P, and Q.
     struct Operands {
         std::uint64_t p, q;
@@ -50,8 +53,8 @@ class GemmConsumer {
 
     static __device__ __forceinline__ void clear(Sums& sums) {
 #pragma unroll
-        for (auto& unit : sums)
-            for (auto& sum : unit) sum = 0;
+        for (auto& block : sums)
+            for (auto& sum : block) sum = 0;
     }
 
     __device__ __forceinline__ void multiply(int steps, Sums& sums) {
@@ -69,7 +72,7 @@ class GemmConsumer {
         }
         wgmma_wait<0>();
 #pragma unroll
-        for (auto& unit : sums) pin(unit);
+        for (auto& block : sums) pin(block);
         if (steps > 0) release(last);
     }
 
@@ -80,12 +83,9 @@ class GemmConsumer {
         for (int slice = 0; slice < Shape::tile_k / Shape::slice; ++slice)
 #pragma unroll
             for (int unit = 0; unit < Shape::units; ++unit)
-                multiply_slice(of, slice, unit, accumulate || slice > 0, sums[unit]);
+                multiply_slice(of, slice, unit, accumulate || slice > 0, reinterpret_cast<Part&>(*of_unit(sums, unit)));
         wgmma_commit();
     }
-
-    // What the tensor cores sum of a unit.
-    using Part = typename Shape::Part[Shape::unit_q / 2];
 
     using TileScales = std::conditional_t<Shape::in_blocks, BlockScales<Row>, NoScales>;
 
@@ -153,20 +153,24 @@ class GemmConsumer {
     template <class Factors>
     static __device__ __forceinline__ void promote(const Part& part, const Factors& factors, int job, Sums& sums) {
         const int depth = job / Shape::units, unit = job % Shape::units;
+        auto* const to = of_unit(sums, unit);
 #pragma unroll
         for (int i = 0; i < Shape::unit_q / 2; ++i) {
             const float value = static_cast<float>(part[i]);
             if constexpr (Shape::in_blocks)
-                sums[unit][i] = fmaf(value, factors.of(depth, unit, i), sums[unit][i]);
+                to[i] = fmaf(value, factors.of(depth, unit, i), to[i]);
             else
-                sums[unit][i] += value;
+                to[i] += value;
         }
     }
 
+    static __device__ __forceinline__ typename Shape::Sum* of_unit(Sums& sums, int unit) {
+        return &sums[unit / Shape::units_q][unit % Shape::units_q * Shape::unit_q / 2];
+    }
+
     // One wgmma.
-    template <class Unit>
     static __device__ __forceinline__ void multiply_slice(const Operands& of, int slice, int unit, bool accumulate,
-                                                          Unit& sums) {
+                                                          Part& sums) {
         constexpr int unit_bytes = along_q ? Shape::unit_q * panel_row_bytes : Shape::unit_q / 64 * Shape::panel_q;
         const std::uint32_t at_p = along_p ? slice / 4 * Shape::panel_p + slice % 4 * 32 : slice * 2048;
         const std::uint32_t at_q = along_q ? slice / 4 * Shape::panel_q + slice % 4 * 32 : slice * 2048;

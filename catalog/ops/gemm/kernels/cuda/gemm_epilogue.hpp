@@ -240,8 +240,7 @@ class GemmEpilogue {
 
     // The sums of a piece, 32 of each thread, or those of all columns of a swapped tile.
     static __device__ __forceinline__ const Sum* sums_of(const Sums& sums, int piece) {
-        const int block = piece / Shape::pieces_q, q = piece % Shape::pieces_q * 64;
-        return &sums[block * Shape::units_q + q / Shape::unit_q][q % Shape::unit_q / 2];
+        return &sums[piece / Shape::pieces_q][piece % Shape::pieces_q * 32];
     }
 
     // Of this warpgroup.

@@ -50,8 +50,7 @@ struct GemmShape {
     static constexpr int units = blocks_p * units_q;
     using Part = std::conditional_t<std::is_same_v<T, int8>, std::int32_t, float>;
     using Sum = std::conditional_t<promotes, float, Part>;
-    using Unit = Sum[unit_q / 2];
-    using Sums = Unit[units];
+    using Sums = Sum[blocks_p][tile_q / 2];
 
     // Products of a unit are promoted while those of the next are computed, where a stage has an even number of them and
     // registers suffice. Otherwise warpgroups take turns by themselves.
@@ -83,7 +82,7 @@ struct GemmShape {
     static constexpr bool can_split = groups * pieces * piece_bytes <= out;
 
     static_assert(tile_p == groups * blocks_p * 64 && tile_k % in_panel_row<T> == 0 && tile_q % 8 == 0);
-    static_assert(unit_q * units_q == tile_q && unit_q <= 256 && (units_q == 1 || unit_q % 64 == 0));
+    static_assert(unit_q * units_q == tile_q && unit_q <= 256);
     static_assert(swapped ? tile_q <= 64 : tile_q % 64 == 0);
     static_assert(stage_bytes % 1024 == 0 && p_bytes % 1024 == 0 && bytes + alignment <= 232448);
 

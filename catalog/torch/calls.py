@@ -15,7 +15,8 @@ from catalog.ops.attention.fields import MaskWord
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Dtype
 from catalog.runtime.catalog import Catalog
-from catalog.threads import usable_cores
+from catalog.settings import settings
+from catalog.threads import default_threads
 
 Shape = tuple[int, ...]
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -31,6 +32,8 @@ _TILE = 64
 """Queries that a kernel processes at a time, about."""
 _ROWS_OF_DECODING = 16
 """The rows of a tile of GPU kernels for decoding."""
+LONG = 1024
+"""Keys of which parts are worth a thread of a CPU each: two parts of 512."""
 _VECTOR_BYTES = 16
 """Bytes that GPU kernels load at once; rows must start at multiples of it."""
 
@@ -149,10 +152,12 @@ def problem_of(case: Case) -> Problem:
 
 
 @lru_cache(maxsize=16_384)
-def plain_problem(options: Options, dtype: torch.dtype, q: Shape, k: Shape, v: Shape) -> Problem:
+def plain_problem(
+    op: Literal["fwd", "splitkv"], options: Options, dtype: torch.dtype, q: Shape, k: Shape, v: Shape
+) -> Problem:
     """The problem of a forward on dense tensors without a bias: as :func:`problem_of`, with a key that costs less."""
     problem: Problem = problem_of.__wrapped__(
-        Case("fwd", dtype, "no", "1h", False, False, options, q, k, v, None, None, 0)
+        Case(op, dtype, "no", "1h", False, False, options, q, k, v, None, None, 0)
     )
     return problem
 
@@ -263,29 +268,33 @@ def arch_of(device: torch.device) -> str:
     return f"sm_{facts.major}{facts.minor}"
 
 
-def splits_keys(device: torch.device, batch: int, rows: int, heads_k: int) -> bool:
+def splits_keys(device: torch.device, batch: int, rows: int, heads_k: int, keys: int = LONG) -> bool:
     """Whether a forward takes less time with its keys divided into parts, which are computed in parallel.
 
-    That holds where its queries keep only some parts of the device busy. On a GPU it also holds in decoding, whatever
-    the batch: a tile of those kernels has the rows of all query heads that share a head of K.
+    That holds where its queries keep only some parts of the device busy, and on a CPU if there are :data:`LONG` keys.
+    On a GPU it also holds in decoding, whatever the batch: a tile of those kernels has the rows of all query heads that
+    share a head of K.
 
     Args:
         device: where the tensors are.
         batch: number of sequences.
         rows: the queries of all heads of a sequence.
         heads_k: heads of K and V.
+        keys: of a sequence.
     """
     rows_of_head = -(-rows // max(heads_k, 1))
-    if device.type != "cpu" and rows_of_head <= _ROWS_OF_DECODING:
+    of_gpu = device.type != "cpu"
+    if of_gpu and rows_of_head <= _ROWS_OF_DECODING:
         return True
-    return batch * heads_k * -(-rows_of_head // _TILE) < _units(device)
+    if not of_gpu and keys < LONG:
+        return False
+    units = _units(device) if of_gpu else settings().num_threads or default_threads()
+    return batch * heads_k * -(-rows_of_head // _TILE) < units
 
 
 @cache
 def _units(device: torch.device) -> int:
-    """The number of parts of a device that compute at once."""
-    if device.type == "cpu":
-        return usable_cores()
+    """The number of parts of a GPU that compute at once."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

@@ -33,9 +33,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 def test_stages_fill_the_shared_memory_of_a_block(catalog: Catalog) -> None:
     kernels = rows(catalog, "num_d = 0", "sm_90")
     assert {(kernel.signature.dtype.value, kernel.signature.layout.value) for kernel in kernels} == {
-        (dtype, layout)
-        for dtype in ("bf16", "fp16", "fp8", "bf8", "int8")
-        for layout in ("rcr", "rrr", "crr", "ccr")
+        (dtype, layout) for dtype in ("bf16", "fp16", "fp8", "bf8", "int8") for layout in ("rcr", "rrr", "crr", "ccr")
     }
     for kernel in kernels:
         tile, narrow = kernel.algorithm, kernel.signature.dtype in ("fp8", "bf8", "int8")
@@ -105,25 +103,12 @@ def test_types_without_rows_are_refused(catalog: Catalog) -> None:
     [
         ({"m": 8192, "dtype": "fp8"}, (128, 256)),
         ({"m": 64, "dtype": "fp8", "scales": "row", "dtype_c": "bf16", "k_batch": 0}, (64, 64)),
-        ({"m": 4096, "dtype": "int8", "scales": "block"}, (128, 256)),
-        ({"groups": (256,) * 64, "dtype": "bf16"}, (128, 256)),
-        ({"groups": (8,) * 64, "dtype": "fp8", "scales": "block"}, (8, 128)),
-        ({"groups": (256,) * 64, "group_axis": "k", "m": 4096, "dtype": "fp16", "layout": "crr"}, (128, 256)),
+        ({"m": 4096, "dtype": "int8", "dtype_c": "int32"}, (128, 256)),
     ],
 )
-def test_eight_bits_scales_and_groups_have_rows(
-    catalog: Catalog, fields: dict[str, Any], tile: tuple[int, int]
-) -> None:
-    axes = {"n": 4096, "k": 4096} if fields.get("group_axis") != "k" else {"n": 4096}
-    problem = GemmProblem(**axes | fields)
-    (kernel,) = catalog.select(problem, arch="sm_90").kernels
+def test_products_of_8_bits_have_rows(catalog: Catalog, fields: dict[str, Any], tile: tuple[int, int]) -> None:
+    (kernel,) = catalog.select(GemmProblem(n=4096, k=4096, **fields), arch="sm_90").kernels
     assert (kernel.algorithm.tile_m, kernel.algorithm.tile_n) == tile
-
-
-def test_groups_of_k_are_not_of_8_bits(catalog: Catalog) -> None:
-    problem = GemmProblem(groups=(256, 512), group_axis="k", m=64, n=64, dtype="fp8")
-    with pytest.raises(SelectionError, match="tensor cores read elements of 8 bits along K alone"):
-        catalog.select(problem, arch="sm_90")
 
 
 @pytest.mark.usefixtures("nvcc")
@@ -131,12 +116,11 @@ def test_groups_of_k_are_not_of_8_bits(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"m": 8192, "dtype": "fp8", "scales": "block"},
+        {"m": 8192, "dtype": "fp8"},
         {"m": 100, "dtype": "int8", "layout": "rrr", "scales": "row"},
-        {"groups": (256,) * 64, "dtype": "bf16"},
     ],
 )
-def test_rows_with_groups_and_scales_compile_without_spills(catalog: Catalog, fields: dict[str, Any]) -> None:
+def test_rows_of_8_bits_compile_without_spills(catalog: Catalog, fields: dict[str, Any]) -> None:
     (kernel,) = catalog.select(GemmProblem(n=4096, k=4096, **fields), arch="sm_90").kernels
     catalog.build(kernel)
     query = Query(f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes"), operation="gemm")

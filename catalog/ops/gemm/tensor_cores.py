@@ -1,8 +1,8 @@
 """How much the tensor cores of NVIDIA Hopper round sums of fp8 and bf8, before these are added in float32.
 
 An instruction adds the products of 32 elements of K and the sum so far. It aligns them to the largest of these
-magnitudes, M, and cuts off what is below 2^-13 M: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.5.2, and
-Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators" (2024). The
+magnitudes, M, and cuts off what is below 2^-13 M: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.5.2,
+and Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators" (2024). The
 kernels begin a new sum every 128 elements, as DeepGEMM does, so M stays small however deep K is.
 
 Each of the 33 numbers loses between 0 and 2^-13 M, toward zero. On average that is half of it: these halves cancel

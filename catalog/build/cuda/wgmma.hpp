@@ -115,14 +115,14 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" CATALOG_R##half "}, %" #ia     \
                  ", %" #ib ", p, 1, 1, %" #ita ", %" #itb ";\n}"                                                     \
-                 : CATALOG_D##half("+f", d, 0)                                                                            \
+                 : CATALOG_D##half("+f", d, 0)                                                                       \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(transposed_a), "n"(transposed_b))
 
 #define CATALOG_WGMMA_REGISTERS(type, n, half, i0, i1, i2, i3, ib, ip, itb)                                          \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" CATALOG_R##half "}, {%" #i0    \
                  ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #ib ", p, 1, 1, %" #itb ";\n}"                                 \
-                 : CATALOG_D##half("+f", d, 0)                                                                            \
+                 : CATALOG_D##half("+f", d, 0)                                                                       \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),            \
                    "n"(transposed_b))
 

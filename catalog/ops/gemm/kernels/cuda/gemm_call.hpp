@@ -139,7 +139,8 @@ inline bool valid_tensors(const catalog_args& args) {
 
 inline bool valid_sizes(const catalog_args& args) {
     const auto fits = [](std::int64_t size) { return 0 <= size && size <= most_extent; };
-    return fits(args.batch) && fits(args.m) && fits(args.n) && fits(args.k) && CATALOG_PASS_THROUGH <= args.activation && args.activation <= CATALOG_SILU;
+    return fits(args.batch) && fits(args.m) && fits(args.n) && fits(args.k) &&
+           CATALOG_PASS_THROUGH <= args.activation && args.activation <= CATALOG_SILU;
 }
 
 // The sums of parts of the depth meet in shared memory, so there is no workspace.

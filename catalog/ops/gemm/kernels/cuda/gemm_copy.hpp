@@ -128,7 +128,8 @@ class ReadableCopies {
         const std::int64_t matrices = tensor.stride_batch == 0 ? 1 : batch;
         const std::int64_t rows_there = transposes ? columns : rows, row = pitch(transposes ? rows : columns);
         std::int64_t elements;
-        if (__builtin_mul_overflow(rows_there * row, matrices, &elements) || elements > (std::int64_t{1} << 60) - bytes) {
+        if (__builtin_mul_overflow(rows_there * row, matrices, &elements) ||
+            elements > (std::int64_t{1} << 60) - bytes) {
             status = CATALOG_BAD_ARGUMENT;
             return;
         }

@@ -1,8 +1,8 @@
 // From sums to elements of C: C = f(alpha A B + beta C + bias), combined with the D tensors.
 //
 // A plain product is rounded in registers and stored by TMA while the block goes on. All others pass through shared
-// memory as sums of 32 bits, a piece of 64 columns at a time, so that rows of C, D and the bias are read and written in vectors
-// and the sums of all blocks that share a tile meet there.
+// memory as sums of 32 bits, a piece of 64 columns at a time, so that rows of C, D and the bias are read and written in
+// vectors and the sums of all blocks that share a tile meet there.
 #pragma once
 
 #include <type_traits>
@@ -172,8 +172,11 @@ class GemmEpilogue {
                     float of_row[2], of_columns[4];
                     factors(tile, block, 64 * piece + 16 * j, of_row, of_columns);
                     const auto scaled = [&](int i) {
-                        const float scale = of_row[i / 2 % 2] * of_columns[i / 4 * 2 + i % 2];
-                        return Row::scales == Scales::row ? scale * static_cast<float>(x[i]) : call.alpha * static_cast<float>(x[i]);
+                        const float sum = static_cast<float>(x[i]);
+                        if constexpr (Row::scales == Scales::row)
+                            return of_row[i / 2 % 2] * of_columns[i / 4 * 2 + i % 2] * sum;
+                        else
+                            return call.alpha * sum;
                     };
                     const auto two = [&](int i) { return pack<Out>(scaled(i), scaled(i + 1)); };
                     store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));

@@ -52,10 +52,10 @@ struct GemmShape {
     using Sum = std::conditional_t<promotes, float, Part>;
     using Sums = Sum[blocks_p][tile_q / 2];
 
-    // Products of a unit are promoted while those of the next are computed, where a stage has an even number of them and
-    // registers suffice. Otherwise warpgroups take turns by themselves.
+    // Sums of a unit are promoted while those of the next are computed, where a stage has several and registers suffice
+    // for two. Otherwise warpgroups take turns by themselves.
     static constexpr int depths = promotes ? tile_k / promoted_depth : 1, jobs = units * depths;
-    static constexpr bool overlaps = promotes && jobs % 2 == 0 && units * unit_q / 2 + unit_q <= 192;
+    static constexpr bool overlaps = promotes && jobs > 1 && units * unit_q / 2 + unit_q <= 192;
 
     // Operands are panels of 128 bytes in a row. Their rows are those of P or Q, a panel for each 128 bytes of the
     // depth; or the depth, a panel for each 64 of p or q.
@@ -103,7 +103,8 @@ struct GemmShape {
     }
 };
 
-// Stages of a row that computes groups of the depth, whose rows in shared memory are those of the depth: as many as fit.
+// Stages of a row where it computes groups of the depth, whose rows in shared memory are those of the depth: as many as
+// fit.
 template <class Row>
 inline constexpr int stages_of_groups = [] {
     using Shape = GemmShape<Row>;

@@ -1,5 +1,5 @@
-// GEMM for Hopper, specialised for one row of the catalog: pipeline sm90_wgmma. Families: universal, multi_d, grouped, and
-// those with scales.
+// GEMM for Hopper, specialised for one row of the catalog: pipeline sm90_wgmma; families universal, multi_d and grouped,
+// and those with scales.
 //
 // A block has one warp that loads through TMA, and warpgroups that compute, each of 64 or 128 rows of a tile. Blocks
 // work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. With

@@ -134,6 +134,14 @@ def test_matrix_products(catalog_on: Callable[[str], Catalog], dtype: str, m: in
         check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
 
 
+@pytest.mark.parametrize(("dtype", "m", "scales"), [("int8", 3, "block"), ("fp8", 40, "block"), ("fp8", 3, "row")])
+def test_products_with_scales(catalog_on: Callable[[str], Catalog], dtype: str, m: int, scales: str) -> None:
+    problem = GemmProblem(m=m, n=140, k=300, dtype=dtype, scales=scales, dtype_c="bf16", bias=True)
+    expected = Expected(problem, make_inputs(problem, 1), "aarch64")
+    for cpu in CPUS:
+        check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
+
+
 def test_products_of_groups(catalog_on: Callable[[str], Catalog]) -> None:
     problem = GemmProblem(groups=(5, 0, 60), n=70, k=33, dtype="int8")
     expected = Expected(problem, make_inputs(problem, 1), "aarch64")

@@ -252,6 +252,10 @@ def test_sanitizers_find_nothing_in_gemm(gemm: Catalog, sanitizer: Sanitizer) ->
         wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}' AND num_d = 1"
         kernel = rows(gemm, wanted, arch)[0]
         plans += [gemm.plan(problem_of_row(kernel, rng), kernel) for _ in range(12)]
+    for family, pipeline in (("rowwise", "panel"), ("blockscale", "stream"), ("grouped_blockscale", "panel")):
+        wanted = f"family = '{family}' AND dtype = 'int8' AND layout = 'rcr' AND pipeline = 'host_{pipeline}'"
+        kernel = rows(gemm, wanted)[0]
+        plans += [gemm.plan(problem_of_row(kernel, rng), kernel) for _ in range(8)]
     done = sanitizer.run(plans)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(plans)

@@ -354,10 +354,12 @@ class Operation(Emitter, ABC):
     """Whether each launch on the host checks what :meth:`check_indices` does, and rejects a call before it writes."""
 
     def check_indices(self, problem: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Check the lengths and indices among ``tensors``, because kernels read where these point.
+        """Check the values of ``tensors`` that kernels trust: lengths and indices, because they read where these point.
+
+        GEMM's scales, too, which must be finite.
 
         Raises:
-            TensorError: one is out of bounds; the message says which, and what is allowed.
+            TensorError: one is not allowed; the message says which, and what is allowed.
         """
 
     def zeroed_outputs(self, form: Form, inputs: Collection[str]) -> frozenset[str]:

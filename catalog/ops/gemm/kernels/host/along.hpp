@@ -8,6 +8,7 @@
 
 #include "host/panels.hpp"
 #include "host/streams.hpp"
+#include "scales.hpp"
 
 namespace catalog::host {
 
@@ -94,6 +95,28 @@ struct RowsOfA {
     }
 };
 
+// Successive blocks of the depth: the scale of each lane's row, the scale of all columns, and where sums start.
+template <class Unit>
+struct BlocksOfDepth {
+    using Vector = typename Units<Unit>::Sum;
+
+    const float *of_lanes, *of_columns;
+    const std::int32_t* starts;  // as RowsOfA has them, of units with an offset
+
+    Float factor() const { return load(of_lanes) * *of_columns; }
+    Vector start() const {
+        if constexpr (offset_of<Unit> != 0)
+            return load(starts);
+        else
+            return Vector{};
+    }
+    void next() {
+        of_lanes += lanes;
+        of_columns += 1;
+        if constexpr (offset_of<Unit> != 0) starts += lanes;
+    }
+};
+
 // The products of all rows with a group of columns of B to some depth, which is added to the sums of each column.
 template <class Unit, class T>
 class ColumnsOfB {
@@ -118,13 +141,24 @@ class ColumnsOfB {
         for (int c = 0; c < columns; ++c) sums[c] = sum[c];
     }
 
-    // The same, but the products are multiplied by a factor, which each lane has for its row, before they are added.
+    // The same in blocks of the depth, whose products are multiplied by their scales before they are added.
     template <int rows, int columns>
-    void multiply_scaled(const Unit* a, std::int64_t depth, Float factor, Float* sums) const {
-        Sums sum[columns] = {};
-        multiply_add<rows>(a, depth, sum);
+    void multiply_scaled(const Unit* a, std::int64_t depth, BlocksOfDepth<Unit> blocks, Float* sums) const {
+        constexpr int block = block_extent / Units<Unit>::depth * rows;
+        Float total[columns];
 #pragma GCC unroll 16
-        for (int c = 0; c < columns; ++c) sums[c] += as_float(sum[c]) * factor;
+        for (int c = 0; c < columns; ++c) total[c] = sums[c];
+        for (ColumnsOfB b = *this; depth > 0; depth -= block_extent, b.data += block_extent, a += block, blocks.next()) {
+            Sums sum[columns];
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; ++c) sum[c] = blocks.start();
+            b.template multiply_add<rows>(a, std::min<std::int64_t>(depth, block_extent), sum);
+            const Float factor = blocks.factor();
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; ++c) total[c] += as_float(sum[c]) * factor;
+        }
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; ++c) sums[c] = total[c];
     }
 
    private:

@@ -39,9 +39,8 @@ class BlockScales {
 
     float of(std::int64_t row, std::int64_t column, std::int64_t k) const { return a(row, k) * b(column, k); }
     float a(std::int64_t row, std::int64_t k) const { return of_a[row * row_stride + k / block_extent]; }
-    float b(std::int64_t column, std::int64_t k) const {
-        return of_b[column / block_extent * block_stride + k / block_extent];
-    }
+    float b(std::int64_t column, std::int64_t k) const { return b_from(column)[k / block_extent]; }
+    const float* b_from(std::int64_t column) const { return of_b + column / block_extent * block_stride; }
 
    private:
     const float *of_a, *of_b;

@@ -15,8 +15,8 @@ template <class Row, class OfPanels>
 class StreamProduct {
     using T = typename Row::dtype;
     static constexpr bool in_blocks = scales_of<Row> == Scales::block;
-    // Of each block, the sum itself is needed: an offset of B would add one to it.
-    using Unit = std::conditional_t<in_blocks, OfPanels, typename Streamed<OfPanels>::type>;
+    // An offset of B would have to be taken from each sum of a block: across columns, these are many.
+    using Unit = std::conditional_t<in_blocks && !Row::b_along, OfPanels, typename Streamed<OfPanels>::type>;
     using Sum = SumOf<Row, Unit>;
     using Vector = std::conditional_t<std::is_same_v<Sum, float>, Float, Ints>;
     static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
@@ -47,10 +47,7 @@ class StreamProduct {
     catalog_status run() {
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
         packed_a = room.reserve(Row::b_along ? tiles_of_rows * units_of_tile() : units * tile_m);
-        if constexpr (in_blocks && Row::b_along)
-            scales_of_lanes =
-                thread_room<struct ScalesOfLanes, float>().reserve(tiles_of_rows * blocks_of(args.k) * lanes);
-        if (!packed_a || (in_blocks && Row::b_along && !scales_of_lanes)) return CATALOG_NO_MEMORY;
+        if (!packed_a || !reserve_blocks()) return CATALOG_NO_MEMORY;
         for (std::int64_t row = 0; row < args.m; row += tile_m)
             multiply_rows(row, static_cast<int>(std::min<std::int64_t>(tile_m, args.m - row)));
         room.release_above(kept_units);
@@ -58,6 +55,16 @@ class StreamProduct {
     }
 
    private:
+    bool reserve_blocks() {
+        if constexpr (in_blocks && Row::b_along) {
+            const std::int64_t size = tiles_of_rows * blocks_of(args.k) * lanes;
+            scales_of_lanes = thread_room<struct ScalesOfLanes, float>().reserve(size);
+            starts_of_blocks = thread_room<struct StartsOfBlocks, std::int32_t>().reserve(offset_of<Unit> ? size : 0);
+            return scales_of_lanes && starts_of_blocks;
+        }
+        return true;
+    }
+
     void multiply_rows(std::int64_t row, int rows) {
         const auto from = factor_of<Row::a_along, T>(args.a, batch).from(row, 0);
         if constexpr (Row::b_along) {
@@ -91,7 +98,27 @@ class StreamProduct {
     void pack_along(Factor<Row::a_along, T> from, int rows) {
         for (int i = 0; i < tiles_of_rows && i * height < rows; ++i) {
             tiles_of_a[i].units = packed_a + i * units_of_tile();
-            tiles_of_a[i].pack(from.from(i * height, 0), std::min(height, rows - i * height), args.k, OfB::whole);
+            const int count = std::min(height, rows - i * height);
+            if constexpr (in_blocks)
+                pack_blocks(from.from(i * height, 0), i, count);
+            else
+                tiles_of_a[i].pack(from.from(i * height, 0), count, args.k, OfB::whole);
+        }
+    }
+
+    // The same units, but each block of the depth has a start of its own.
+    void pack_blocks(Factor<Row::a_along, T> from, int tile, int count) {
+        static_assert(block_extent % OfB::whole == 0, "what is read at a time belongs to one block");
+        RowsOfA<Unit> block = tiles_of_a[tile];
+        [[maybe_unused]] std::int32_t* start = starts_of_blocks + (offset_of<Unit> ? tile * blocks_of(args.k) * lanes : 0);
+        tiles_of_a[tile].rows = rows_in_lanes(count);
+        for (std::int64_t k = 0; k < args.k; k += block_extent) {
+            block.pack(from.from(0, k), count, std::min<std::int64_t>(block_extent, args.k - k), OfB::whole);
+            block.units += block_extent / factors * block.rows;
+            if constexpr (offset_of<Unit> != 0) {
+                store(start, block.start);
+                start += lanes;
+            }
         }
     }
 
@@ -121,9 +148,8 @@ class StreamProduct {
             for (int tile = 0; tile < tiles; ++tile)
                 std::fill_n(scratch.of_columns + tile * width, width, start_of(tile));
             const bool has_next = first_column + column + 2 * width <= args.n;
-            constexpr int along = in_blocks ? block_extent : Row::tile_k;
-            for (std::int64_t k = 0; k < args.k; k += along) {
-                const std::int64_t depth = std::min<std::int64_t>(along, args.k - k);
+            for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
+                const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
                 for (int tile = 0; tile < tiles; ++tile) {
                     const RowsOfA<Unit>& a = tiles_of_a[tile];
                     const OfB of_b{b.data + column * b.stride + k, b.stride, has_next && tile == 0 ? width * b.stride : 0};
@@ -131,10 +157,12 @@ class StreamProduct {
                     with_rows(a.rows, [&](auto held) {
                         const Unit* const units_of_a = a.units + k / factors * held;
                         if constexpr (in_blocks) {
-                            const float* const of_a =
-                                scales_of_lanes + (tile * blocks_of(args.k) + k / along) * lanes;
-                            const float scale_of_b = BlockScales(args, batch).b(first_column + column, k);
-                            of_b.template multiply_scaled<held, width>(units_of_a, depth, load(of_a) * scale_of_b, sums);
+                            const std::int64_t first = k / block_extent, of_tile = tile * blocks_of(args.k) + first;
+                            const BlocksOfDepth<Unit> blocks{
+                                scales_of_lanes + of_tile * lanes,
+                                BlockScales(args, batch).b_from(first_column + column) + first,
+                                starts_of_blocks + (offset_of<Unit> ? of_tile * lanes : 0)};
+                            of_b.template multiply_scaled<held, width>(units_of_a, depth, blocks, sums);
                         } else {
                             of_b.template multiply<held, width>(units_of_a, depth, sums);
                         }
@@ -256,6 +284,7 @@ class StreamProduct {
     Unit* packed_a;
     RowsOfA<Unit> tiles_of_a[tiles_of_rows];
     float* scales_of_lanes = nullptr;
+    std::int32_t* starts_of_blocks = nullptr;
     alignas(64) Sum start[tile_m];
     std::atomic<bool> out_of_memory = false;
 };

@@ -31,6 +31,9 @@ SIZES: tuple[tuple[int, int, int], ...] = (
 )
 """M, N and K; PyTorch multiplies fp8 only where K is a multiple of 16."""
 
+GROUPS = (((256,) * 64, 4096, 4096), ((64,) * 64, 4096, 4096), ((1, 511, 0, 512) * 16, 4096, 4096))
+"""Rows of each group, N and K."""
+
 FEW_ROWS = 16
 STREAMED_BYTES = 1 << 29
 """The weights of products that run back to back, in total: many times the L2 cache."""
@@ -78,6 +81,31 @@ class Bench:
         labels = {"m": m, "n": n, "k": k, "layout": problem.layout}
         name = self.plans(problem)[int(best)].kernels[0].name
         return Row("cold", labels, figures, {"cublas x 1.0": figures["of cublas"] >= 1}, name)
+
+    def groups(self, problem: GemmProblem) -> Row:
+        """TFLOP/s of groups of rows, of PyTorch's groups, and of one product of the same work."""
+        m, n, k = problem.m, problem.n, problem.k
+        one = problem.model_copy(update={"groups": None})
+        a, b = operands(one)
+        weights = torch.stack([operands(one)[1].mT for _ in problem.groups or ()])
+        plan = self.plans(problem)[0]
+        c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        sides: dict[str, Callable[[], Any]] = {"ours": plan.bind({"a": a, "b": weights}, outputs={"c": c}).enqueue}
+        sides["ours"]()
+        ends = torch.tensor(problem.lists.arrays["starts"][1:], device="cuda", dtype=torch.int32)
+        if problem.dtype == "bf16":
+            sides["torch"] = partial(torch._grouped_mm, a, weights.mT, offs=ends)
+            check(f"gemm {problem.key}", c, sides["torch"]())
+        else:
+            last = int(ends[-2])
+            check(f"gemm {problem.key}", c[last:], product_of(one, a[last:], weights[-1].mT)())
+        sides["one"] = product_of(one, a, b)
+        times = medians(sides, self.seconds, cold=True)
+        figures = {name: problem.flops / ms / 1e9 for name, ms in times.items()}
+        share = times["one"] / times["ours"]
+        figures |= {"of one": share, "us": 1e3 * times["ours"]}
+        labels = {"groups": problem.products, "m": m, "n": n, "k": k}
+        return Row("groups", labels, figures, {"one x 0.9": share >= 0.9}, plan.kernels[0].name)
 
     def streamed(self, problem: GemmProblem) -> Row:
         """GB/s of the first plan and of cuBLAS where weights come from memory, product after product, and of a copy."""
@@ -147,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--candidates", type=int, default=4, help="kernels of each problem; 1: only what is selected")
     parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16", help="element type of A and B")
+    parser.add_argument("--groups", action="store_true", help="also time groups of rows beside one product")
     parser.add_argument("--drawn", type=int, default=0, help="also time that many drawn products")
     parser.add_argument("--seed", type=int, default=7, help="of what is drawn")
     parser.add_argument("--seconds", type=float, default=0.4, help="total for all sides of one problem")
@@ -164,11 +193,15 @@ def main() -> None:
     ]
     space = drawn(SPACES["gemm", "gpu"], options.drawn, options.seed)
     others = [problem for problem in space if isinstance(problem, GemmProblem)]
+    several = [
+        GemmProblem(groups=groups, n=n, k=k, dtype=options.dtype, dtype_c=listed[0].dtype_c)
+        for groups, n, k in (GROUPS if options.groups else ())
+    ]
     bench = Bench(catalog, options)
-    bench.build([*listed, *others])
+    bench.build([*listed, *several, *others])
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     rows = []
-    for row in bench.rows([*listed, *others]):
+    for row in (*map(bench.groups, several), *bench.rows([*listed, *others])):
         rows.append(row)
         print_row(row)
     cold = [row.figures for row in rows if row.scenario == "cold"]

@@ -28,10 +28,21 @@ LARGER: tuple[dict[str, Any], ...] = (
 )
 """Several tiles for each block, the second stored by TMA; parts of K in clusters; rows that TMA cannot read."""
 
+LARGER_GROUPS: tuple[dict[str, Any], ...] = (
+    {"groups": (300, 0, 5, 129, 800), "m": 1234, "n": 520, "k": 264},
+    {"groups": (64, 936, 0, 1000), "m": 2000, "n": 392, "k": 512, "beta": 0, "bias": False, "activation": "no"},
+    {"groups": (1,) * 40, "m": 40, "n": 264, "k": 1031},
+)
+"""Groups that end within a tile, the second stored by TMA."""
+
 SAMPLED = {
     "universal": 23,
     "multi_d": 89,
     "rowwise": 29,
+    "blockscale": 29,
+    "grouped": 29,
+    "grouped_rowwise": 29,
+    "grouped_blockscale": 29,
 }
 """One row of so many is run: prime numbers, so that these have all tiles, layouts and types."""
 
@@ -46,11 +57,11 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 
 def sampled(catalog: Catalog) -> list[Kernel]:
-    """Some rows of 8 bits."""
+    """Some rows of 8 bits, of groups and with scales."""
     return [
         kernel
         for family, step in SAMPLED.items()
-        for kernel in rows(catalog, f"family = '{family}' AND dtype IN {BYTES}", ARCH)[::step]
+        for kernel in rows(catalog, f"family = '{family}' AND (dtype IN {BYTES} OR family = 'grouped')", ARCH)[::step]
     ]
 
 
@@ -76,7 +87,12 @@ def test_random_problems_of_every_tile_and_layout(catalog: Catalog, number: int)
     for kernel in kernels:
         rng = random.Random(kernel.name)  # noqa: S311
         problems = [problem_of_row(kernel, rng) for _ in range(DRAWN)]
-        problems += [GemmProblem(**problem_of_row(kernel, rng).model_dump() | {"batch": None} | one) for one in LARGER]
+        other, larger = (
+            ({"group_axis": "m"}, LARGER_GROUPS) if problems[0].groups is not None else ({"batch": None}, LARGER)
+        )
+        problems += [GemmProblem(**problem_of_row(kernel, rng).model_dump() | other | one) for one in larger]
+        if kernel.signature.dtype in BYTES:
+            problems = [problem for problem in problems if problem.group_axis == "m"]
         for problem in problems:
             checks = wrong(catalog.plan(problem, kernel), make_inputs(problem, 1))
             failed += [(problem.key, kernel.name, check) for check in checks]

@@ -24,12 +24,15 @@ from catalog import Catalog
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.plan import Plan
 
-SIZES = (
+SIZES: tuple[tuple[int, int, int], ...] = (
     *((size, size, size) for size in (8192, 4096, 2048, 1024)),
     *((m, 4096, 4096) for m in (16384, 256, 16, 8, 1)),
     *((64, 4096, 14336), (16, 14336, 4096), (4096, 4096, 131)),
 )
-"""M, N and K."""
+"""M, N and K; PyTorch multiplies fp8 only where K is a multiple of 16."""
+
+GROUPS = (((256,) * 64, 4096, 4096), ((64,) * 64, 4096, 4096), ((1, 511, 0, 512) * 16, 4096, 4096))
+"""Rows of each group, N and K."""
 
 FEW_ROWS = 16
 STREAMED_BYTES = 1 << 29
@@ -58,9 +61,9 @@ class Bench:
     def cold(self, problem: GemmProblem) -> Row:
         """TFLOP/s of the first plan, of the best one, and of cuBLAS."""
         m, n, k = problem.m, problem.n, problem.k
-        a = tensors(m, k)
-        b = tensors(n, k).mT if problem.layout[1] == "c" else tensors(k, n)
-        expected = torch.mm(a, b)
+        a, b = operands(problem)
+        theirs_of = product_of(problem, a, b)
+        expected = theirs_of()
         given = {"a": a, "b": b.mT if problem.layout[1] == "c" else b}
         sides: dict[str, Callable[[], Any]] = {}
         for place, plan in enumerate(self.plans(problem)):
@@ -68,7 +71,7 @@ class Bench:
             sides[str(place)] = bound = plan.bind(given, outputs={"c": c}).enqueue
             bound()
             check(f"gemm {problem.key}", c, expected)
-        sides["cublas"] = partial(torch.mm, a, b, out=expected)
+        sides["cublas"] = theirs_of
         times = medians(sides, self.seconds, cold=True)
         theirs = times.pop("cublas")
         best = min(times, key=lambda place: times[place])
@@ -78,6 +81,31 @@ class Bench:
         labels = {"m": m, "n": n, "k": k, "layout": problem.layout}
         name = self.plans(problem)[int(best)].kernels[0].name
         return Row("cold", labels, figures, {"cublas x 1.0": figures["of cublas"] >= 1}, name)
+
+    def groups(self, problem: GemmProblem) -> Row:
+        """TFLOP/s of groups of rows, of PyTorch's groups, and of one product of the same work."""
+        m, n, k = problem.m, problem.n, problem.k
+        one = problem.model_copy(update={"groups": None})
+        a, b = operands(one)
+        weights = torch.stack([operands(one)[1].mT for _ in problem.groups or ()])
+        plan = self.plans(problem)[0]
+        c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        sides: dict[str, Callable[[], Any]] = {"ours": plan.bind({"a": a, "b": weights}, outputs={"c": c}).enqueue}
+        sides["ours"]()
+        ends = torch.tensor(problem.lists.arrays["starts"][1:], device="cuda", dtype=torch.int32)
+        if problem.dtype == "bf16":
+            sides["torch"] = partial(torch._grouped_mm, a, weights.mT, offs=ends)
+            check(f"gemm {problem.key}", c, sides["torch"]())
+        else:
+            last = int(ends[-2])
+            check(f"gemm {problem.key}", c[last:], product_of(one, a[last:], weights[-1].mT)())
+        sides["one"] = product_of(one, a, b)
+        times = medians(sides, self.seconds, cold=True)
+        figures = {name: problem.flops / ms / 1e9 for name, ms in times.items()}
+        share = times["one"] / times["ours"]
+        figures |= {"of one": share, "us": 1e3 * times["ours"]}
+        labels = {"groups": problem.products, "m": m, "n": n, "k": k}
+        return Row("groups", labels, figures, {"one x 0.9": share >= 0.9}, plan.kernels[0].name)
 
     def streamed(self, problem: GemmProblem) -> Row:
         """GB/s of the first plan and of cuBLAS where weights come from memory, product after product, and of a copy."""
@@ -103,8 +131,30 @@ class Bench:
     def rows(self, problems: Sequence[GemmProblem]) -> Iterator[Row]:
         yield from map(self.cold, problems)
         for problem in problems:
-            if problem.m <= FEW_ROWS and problem.layout == "rcr" and 2 * problem.n * problem.k >= STREAMED_BYTES // 64:
+            if (
+                problem.m <= FEW_ROWS
+                and problem.dtype == "bf16"
+                and problem.layout == "rcr"
+                and 2 * problem.n * problem.k >= STREAMED_BYTES // 64
+            ):
                 yield self.streamed(problem)
+
+
+def operands(problem: GemmProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B as PyTorch multiplies them: (m, k) and (k, n)."""
+    m, n, k = problem.m, problem.n, problem.k
+    a, b = tensors(m, k), tensors(n, k) if problem.layout[1] == "c" else tensors(k, n)
+    if problem.dtype == "fp8":
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+    return a, b.mT if problem.layout[1] == "c" else b
+
+
+def product_of(problem: GemmProblem, a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """The product as PyTorch computes it; sums of fp8 are promoted, which is its default."""
+    if problem.dtype == "fp8":
+        one = torch.ones((), device="cuda")
+        return partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return partial(torch.mm, a, b, out=torch.empty(problem.m, problem.n, device="cuda", dtype=a.dtype))
 
 
 def graph_of(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
@@ -124,6 +174,8 @@ def graph_of(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--candidates", type=int, default=4, help="kernels of each problem; 1: only what is selected")
+    parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16", help="element type of A and B")
+    parser.add_argument("--groups", action="store_true", help="also time groups of rows beside one product")
     parser.add_argument("--drawn", type=int, default=0, help="also time that many drawn products")
     parser.add_argument("--seed", type=int, default=7, help="of what is drawn")
     parser.add_argument("--seconds", type=float, default=0.4, help="total for all sides of one problem")
@@ -132,14 +184,24 @@ def main() -> None:
     options = parser.parse_args()
     catalog = Catalog(options.db)
     catalog.populate("sm_90", operation="gemm")
-    listed = [GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=0) for m, n, k in SIZES]
+    if options.drawn and options.dtype != "bf16":
+        parser.error("--drawn: products of fp8 are not drawn")
+    listed = [
+        GemmProblem(m=m, n=n, k=k, dtype=options.dtype, dtype_c="bf16" if options.dtype == "fp8" else None, k_batch=0)
+        for m, n, k in SIZES
+        if options.dtype == "bf16" or k % 16 == 0
+    ]
     space = drawn(SPACES["gemm", "gpu"], options.drawn, options.seed)
     others = [problem for problem in space if isinstance(problem, GemmProblem)]
+    several = [
+        GemmProblem(groups=groups, n=n, k=k, dtype=options.dtype, dtype_c=listed[0].dtype_c)
+        for groups, n, k in (GROUPS if options.groups else ())
+    ]
     bench = Bench(catalog, options)
-    bench.build([*listed, *others])
+    bench.build([*listed, *several, *others])
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     rows = []
-    for row in bench.rows([*listed, *others]):
+    for row in (*map(bench.groups, several), *bench.rows([*listed, *others])):
         rows.append(row)
         print_row(row)
     cold = [row.figures for row in rows if row.scenario == "cold"]

@@ -15,7 +15,7 @@ torch: Any = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from catalog.torch import conv1d, conv2d, conv3d, grouped_mm, linear, matmul  # noqa: E402
+from catalog.torch import conv1d, conv2d, conv3d, grouped_mm, linear, matmul, scaled_mm  # noqa: E402
 
 ACTIVATIONS: Mapping[Any, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
 TYPES = (torch.bfloat16, torch.float16)
@@ -95,6 +95,48 @@ def test_convolutions_and_their_gradients(
     check(lambda *given: ours(*given, **options), lambda *given: theirs(*given, **options), tensors)
 
 
+ENDS = (40, 40, 300, 391)
+
+
+def groups64(a: Any, b: Any) -> Any:
+    starts = (0, *ENDS[:-1])
+    parts = [a[start:end] @ b[i] for i, (start, end) in enumerate(zip(starts, ENDS, strict=True))]
+    return torch.cat([*parts, a.new_zeros(len(a) - ENDS[-1], b.shape[-1])])
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize(("rows", "inner", "outer"), [(391, 264, 520), (400, 131, 72)])
+def test_groups_and_their_gradients(rows: int, inner: int, outer: int, by_columns: bool) -> None:
+    offs = torch.tensor(ENDS, dtype=torch.int32, device="cuda")
+    tensors = leaves((rows, inner), (len(ENDS), *((outer, inner) if by_columns else (inner, outer))))
+
+    def of(function: Any) -> Any:
+        return lambda a, b: function(a, b.mT if by_columns else b)
+
+    check(of(lambda a, b: grouped_mm(a, b, offs)), of(groups64), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_scales_of_rows_and_of_blocks(dtype: Any) -> None:
+    m, n, k = 200, 384, 512
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(*shape: int) -> Any:
+        return (4 * torch.randn(shape, device="cuda", generator=generator)).to(dtype)
+
+    def scales(*shape: int) -> Any:
+        return torch.rand(shape, device="cuda", generator=generator) + 0.5
+
+    a, b = drawn(m, k), drawn(n, k)
+    of_rows, of_columns = scales(m), scales(n)
+    expected = (a.double() * of_rows[:, None]) @ (b.double() * of_columns[:, None]).mT
+    assert close(scaled_mm(a, b.mT, of_rows, of_columns), expected)
+    in_a, in_b = scales(m, k // 128), scales(n // 128, k // 128)
+    wide_b = in_b.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    expected = (a.double() * in_a.double().repeat_interleave(128, 1)) @ (b.double() * wide_b).mT
+    assert close(scaled_mm(a, b.mT, in_a, in_b.mT), expected)
+
+
 def layers(x: Any, *weights: Any) -> Any:
     for weight in weights:
         x = linear(x, weight, None, "silu") * 2
@@ -145,7 +187,6 @@ def test_autocast() -> None:
     ("call", "message"),
     [
         (lambda x: linear(x.float(), x.float()), "torch.matmul may do"),
-        (lambda x: grouped_mm(x, x.T[None], torch.tensor([4], dtype=torch.int32, device="cuda")), "groups"),
         (lambda x: conv2d(x.float()[None, None], x.float()[None, None, :3, :3]), "torch.nn.functional.conv2d"),
     ],
 )

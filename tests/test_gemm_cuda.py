@@ -33,11 +33,11 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 def test_stages_fill_the_shared_memory_of_a_block(catalog: Catalog) -> None:
     kernels = rows(catalog, "num_d = 0", "sm_90")
     assert {(kernel.signature.dtype.value, kernel.signature.layout.value) for kernel in kernels} == {
-        (dtype, layout) for dtype in ("bf16", "fp16") for layout in ("rcr", "rrr", "crr", "ccr")
+        (dtype, layout) for dtype in ("bf16", "fp16", "fp8", "bf8", "int8") for layout in ("rcr", "rrr", "crr", "ccr")
     }
     for kernel in kernels:
-        tile = kernel.algorithm
-        stages = tile.num_stages * (tile.tile_m + tile.tile_n) * tile.tile_k * 2
+        tile, narrow = kernel.algorithm, kernel.signature.dtype in ("fp8", "bf8", "int8")
+        stages = tile.num_stages * (tile.tile_m + tile.tile_n) * tile.tile_k * (1 if narrow else 2)
         assert tile.num_stages >= 2
         assert stages < 232_448, kernel.name
 
@@ -77,7 +77,25 @@ def test_static_order_and_parts_of_k_are_of_one_model(
     catalog: Catalog, size: tuple[int, int, int], layout: str, asked: int
 ) -> None:
     m, n, k = size
-    problem = GemmProblem(m=m, n=n, k=k, layout=layout, dtype="bf16", k_batch=asked)
+    check_order(catalog, GemmProblem(m=m, n=n, k=k, layout=layout, dtype="bf16", k_batch=asked))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": "fp8", "m": 130, "k": 5000, "layout": "rrr", "scales": "block", "k_batch": 0},
+        {"dtype": "fp8", "groups": (100, 0, 7, 93), "k": 1096, "layout": "ccr"},
+        {"dtype": "bf16", "groups": (100, 0, 7, 93), "k": 1096, "layout": "rrr"},
+        {"dtype": "bf16", "groups": (100, 0, 7, 93), "m": 1000, "group_axis": "k"},
+    ],
+)
+def test_static_order_of_8_bits_and_groups_is_of_the_same_model(catalog: Catalog, fields: dict[str, Any]) -> None:
+    check_order(catalog, GemmProblem(n=520, **fields))
+
+
+def check_order(catalog: Catalog, problem: GemmProblem) -> None:
+    """The times of a problem's rows ascend."""
+    asked = problem.k_batch
 
     def time_of(kernel: Any) -> float:
         parts = {0: parts_in_clusters(problem, kernel.algorithm, 132), 3: 2}.get(asked, asked)
@@ -96,6 +114,50 @@ def test_types_without_rows_are_refused(catalog: Catalog) -> None:
     wide = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"dtype": Dtype.FP32})})
     with pytest.raises(BuildError, match="NVIDIA has no GEMM kernels for dtype = fp32"):
         operation("gemm").emit(wide, "cuda", catalog.path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tile"),
+    [
+        ({"m": 8192, "dtype": "fp8"}, (128, 256)),
+        ({"m": 64, "dtype": "fp8", "scales": "row", "dtype_c": "bf16", "k_batch": 0}, (64, 64)),
+        ({"m": 4096, "dtype": "int8", "scales": "block"}, (128, 256)),
+        ({"groups": (256,) * 64, "dtype": "bf16"}, (128, 256)),
+        ({"groups": (8,) * 64, "dtype": "fp8", "scales": "block"}, (8, 128)),
+        ({"groups": (256,) * 64, "group_axis": "k", "m": 4096, "dtype": "fp16", "layout": "crr"}, (128, 256)),
+    ],
+)
+def test_eight_bits_scales_and_groups_have_rows(
+    catalog: Catalog, fields: dict[str, Any], tile: tuple[int, int]
+) -> None:
+    axes = {"n": 4096, "k": 4096} if fields.get("group_axis") != "k" else {"n": 4096}
+    problem = GemmProblem(**axes | fields)
+    (kernel,) = catalog.select(problem, arch="sm_90").kernels
+    assert (kernel.algorithm.tile_m, kernel.algorithm.tile_n) == tile
+
+
+def test_groups_of_k_are_not_of_8_bits(catalog: Catalog) -> None:
+    problem = GemmProblem(groups=(256, 512), group_axis="k", m=64, n=64, dtype="fp8")
+    with pytest.raises(SelectionError, match="tensor cores read elements of 8 bits along K alone"):
+        catalog.select(problem, arch="sm_90")
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"m": 8192, "dtype": "fp8", "scales": "block"},
+        {"m": 100, "dtype": "int8", "layout": "rrr", "scales": "row"},
+        {"groups": (256,) * 64, "dtype": "bf16"},
+    ],
+)
+def test_rows_with_groups_and_scales_compile_without_spills(catalog: Catalog, fields: dict[str, Any]) -> None:
+    (kernel,) = catalog.select(GemmProblem(n=4096, k=4096, **fields), arch="sm_90").kernels
+    catalog.build(kernel)
+    query = Query(f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes"), operation="gemm")
+    ((spills, scratch),) = run(catalog.path, query)
+    assert (spills, scratch) == (0, 0)
 
 
 @pytest.mark.usefixtures("nvcc")

@@ -5,12 +5,11 @@
 
 namespace catalog::cuda {
 
-// Pieces of 64 rows and 64 columns, swizzled in rows of 128 bytes, leave from two places in turn.
-template <class Row>
+// Pieces of 64 rows and 64 columns, swizzled in rows of 128 bytes, leave from two places in turn. `Out` has 16 bits.
+template <class Row, class Out>
 class GemmPieces {
     using Shape = GemmShape<Row>;
-    using T = typename Row::dtype;
-    using Sums = float[Shape::blocks_p][Shape::tile_q / 2];
+    using Sums = typename Shape::Sums;
 
    public:
     __device__ __forceinline__ GemmPieces(std::uint32_t shared, int group)
@@ -18,10 +17,12 @@ class GemmPieces {
           group(group),
           thread(static_cast<int>(threadIdx.x) % 128) {}
 
-    // `put(piece, row, column)`, called by one thread, has TMA store a piece; `row` and `column` are those of its first
-    // element in the tile. TMA may still read shared memory afterwards.
-    template <class Put>
-    __device__ __forceinline__ void store(const Sums& sums, float scale, Put&& put) {
+    // `values(x, block, column)` is a function that gives element i of the eight sums from x on, which are of two rows of
+    // a block of 64 and of 16 columns of the tile from `column` on. `put(piece, row, column)`, called by one thread, has
+    // TMA store a piece; `row` and `column` are those of its first element in the tile. TMA may still read shared memory
+    // afterwards.
+    template <class Values, class Put>
+    __device__ __forceinline__ void store(const Sums& sums, Values&& values, Put&& put) {
         const int lane = thread % 32, matrix = lane / 8;
         const int row = thread / 32 * 16 + lane % 8 + 8 * (matrix % 2);
 #pragma unroll
@@ -34,8 +35,8 @@ class GemmPieces {
                 sync();
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const float* const x = &sums[block][32 * piece + 8 * j];
-                    const auto two = [&](int i) { return pack<T>(scale * x[i], scale * x[i + 1]); };
+                    const auto value = values(&sums[block][32 * piece + 8 * j], block, 64 * piece + 16 * j);
+                    const auto two = [&](int i) { return pack<Out>(value(i), value(i + 1)); };
                     store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));
                 }
                 fence_proxy_async();

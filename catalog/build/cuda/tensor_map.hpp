@@ -22,7 +22,8 @@ inline Function find_in_driver(const char* name) {
 }
 
 template <class T>
-inline constexpr CUtensorMapDataType tensor_map_type = std::is_same_v<T, bf16>   ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+inline constexpr CUtensorMapDataType tensor_map_type = sizeof(T) == 1            ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                                       : std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : std::is_same_v<T, fp16> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 

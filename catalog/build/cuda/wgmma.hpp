@@ -1,12 +1,13 @@
-// Matrix products of a warpgroup (wgmma): D (64 x n, float32 registers) += A (64 x 16) B (16 x n).
+// Matrix products of a warpgroup (wgmma): D (64 x n, float32 registers) += A (64 x 16) B (16 x n). With elements of 8
+// bits, A is 64 x 32 and B 32 x n; sums of int8 are int32.
 //
 // A lies in shared memory, or in registers in the layout of an accumulator whose pairs of columns are packed: of its
 // 64 x 16 elements a thread holds row lane / 4 + 16 * warp (registers 0 and 2) and the row 8 below it (1 and 3), in the
 // columns 2 * (lane % 4) and the next (0 and 1) and those 8 further (2 and 3). An accumulator's element i is in column
 // i / 4 * 8 + 2 * (lane % 4) + i % 2 and row lane / 4 + 8 * (i / 2 % 2) + 16 * warp.
 //
-// Operands in shared memory are panels: rows of 64 elements (128 bytes), swizzled as TMA does it for 128 bytes, the
-// panel aligned to 1024 bytes. Major::k: the panel's columns are the depth; Major::mn: its rows are.
+// Operands in shared memory are panels: rows of 128 bytes, 64 elements of 16 bits, swizzled as TMA does it for 128
+// bytes, the panel aligned to 1024 bytes. Major::k: the panel's columns are the depth; Major::mn: its rows are.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +61,12 @@ __device__ __forceinline__ void pin(std::uint32_t (&registers)[count]) {
     for (int i = 0; i < count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+template <int count>
+__device__ __forceinline__ void pin(std::int32_t (&registers)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
 // The registers' values are no longer needed: a product overwrites them. The compiler, which cannot know that from a
 // product's operands, would keep them until then, and serialize products where registers are short.
 template <int count>
@@ -86,38 +93,46 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
 #define CATALOG_R112 CATALOG_R104 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define CATALOG_R120 CATALOG_R112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define CATALOG_R128 CATALOG_R120 ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define CATALOG_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define CATALOG_D8(d, i) CATALOG_D4(d, i), CATALOG_D4(d, i + 4)
-#define CATALOG_D16(d, i) CATALOG_D8(d, i), CATALOG_D8(d, i + 8)
-#define CATALOG_D24(d, i) CATALOG_D16(d, i), CATALOG_D8(d, i + 16)
-#define CATALOG_D32(d, i) CATALOG_D24(d, i), CATALOG_D8(d, i + 24)
-#define CATALOG_D40(d, i) CATALOG_D32(d, i), CATALOG_D8(d, i + 32)
-#define CATALOG_D48(d, i) CATALOG_D40(d, i), CATALOG_D8(d, i + 40)
-#define CATALOG_D56(d, i) CATALOG_D48(d, i), CATALOG_D8(d, i + 48)
-#define CATALOG_D64(d, i) CATALOG_D56(d, i), CATALOG_D8(d, i + 56)
-#define CATALOG_D72(d, i) CATALOG_D64(d, i), CATALOG_D8(d, i + 64)
-#define CATALOG_D80(d, i) CATALOG_D72(d, i), CATALOG_D8(d, i + 72)
-#define CATALOG_D88(d, i) CATALOG_D80(d, i), CATALOG_D8(d, i + 80)
-#define CATALOG_D96(d, i) CATALOG_D88(d, i), CATALOG_D8(d, i + 88)
-#define CATALOG_D104(d, i) CATALOG_D96(d, i), CATALOG_D8(d, i + 96)
-#define CATALOG_D112(d, i) CATALOG_D104(d, i), CATALOG_D8(d, i + 104)
-#define CATALOG_D120(d, i) CATALOG_D112(d, i), CATALOG_D8(d, i + 112)
-#define CATALOG_D128(d, i) CATALOG_D120(d, i), CATALOG_D8(d, i + 120)
+#define CATALOG_D4(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define CATALOG_D8(c, d, i) CATALOG_D4(c, d, i), CATALOG_D4(c, d, i + 4)
+#define CATALOG_D16(c, d, i) CATALOG_D8(c, d, i), CATALOG_D8(c, d, i + 8)
+#define CATALOG_D24(c, d, i) CATALOG_D16(c, d, i), CATALOG_D8(c, d, i + 16)
+#define CATALOG_D32(c, d, i) CATALOG_D24(c, d, i), CATALOG_D8(c, d, i + 24)
+#define CATALOG_D40(c, d, i) CATALOG_D32(c, d, i), CATALOG_D8(c, d, i + 32)
+#define CATALOG_D48(c, d, i) CATALOG_D40(c, d, i), CATALOG_D8(c, d, i + 40)
+#define CATALOG_D56(c, d, i) CATALOG_D48(c, d, i), CATALOG_D8(c, d, i + 48)
+#define CATALOG_D64(c, d, i) CATALOG_D56(c, d, i), CATALOG_D8(c, d, i + 56)
+#define CATALOG_D72(c, d, i) CATALOG_D64(c, d, i), CATALOG_D8(c, d, i + 64)
+#define CATALOG_D80(c, d, i) CATALOG_D72(c, d, i), CATALOG_D8(c, d, i + 72)
+#define CATALOG_D88(c, d, i) CATALOG_D80(c, d, i), CATALOG_D8(c, d, i + 80)
+#define CATALOG_D96(c, d, i) CATALOG_D88(c, d, i), CATALOG_D8(c, d, i + 88)
+#define CATALOG_D104(c, d, i) CATALOG_D96(c, d, i), CATALOG_D8(c, d, i + 96)
+#define CATALOG_D112(c, d, i) CATALOG_D104(c, d, i), CATALOG_D8(c, d, i + 104)
+#define CATALOG_D120(c, d, i) CATALOG_D112(c, d, i), CATALOG_D8(c, d, i + 112)
+#define CATALOG_D128(c, d, i) CATALOG_D120(c, d, i), CATALOG_D8(c, d, i + 120)
 
 #define CATALOG_WGMMA_SHARED(type, n, half, ia, ib, ip, ita, itb)                                                    \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" CATALOG_R##half "}, %" #ia     \
                  ", %" #ib ", p, 1, 1, %" #ita ", %" #itb ";\n}"                                                     \
-                 : CATALOG_D##half(d, 0)                                                                             \
+                 : CATALOG_D##half("+f", d, 0)                                                                       \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(transposed_a), "n"(transposed_b))
 
 #define CATALOG_WGMMA_REGISTERS(type, n, half, i0, i1, i2, i3, ib, ip, itb)                                          \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" CATALOG_R##half "}, {%" #i0    \
                  ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #ib ", p, 1, 1, %" #itb ";\n}"                                 \
-                 : CATALOG_D##half(d, 0)                                                                             \
+                 : CATALOG_D##half("+f", d, 0)                                                                       \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),            \
                    "n"(transposed_b))
+
+// Elements of 8 bits: a slice of the depth has 32 of them, and both operands are Major::k.
+#define CATALOG_WGMMA_BYTES(types, scales, constraint, n, half, ia, ib, ip)                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32." types " {" CATALOG_R##half "}, %" #ia ", %" #ib       \
+                 ", p" scales ";\n}"                                                                                 \
+                 : CATALOG_D##half(constraint, d, 0)                                                                 \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 
 // wgmma<T, major of B, major of A>(d, a, b, accumulate); without `accumulate` D is overwritten. The number of columns
 // follows from the size of d. Asynchronous: see wgmma_fence, wgmma_commit, wgmma_wait.
@@ -125,10 +140,20 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
     template <class T, Major major_b = Major::k, Major major_a = Major::k>                                           \
     __device__ __forceinline__ void wgmma(float(&d)[half], std::uint64_t a, std::uint64_t b, bool accumulate) {      \
         constexpr int transposed_a = major_a == Major::mn, transposed_b = major_b == Major::mn;                      \
-        if constexpr (std::is_same_v<T, bf16>)                                                                       \
+        if constexpr (std::is_same_v<T, fp8>)                                                                        \
+            CATALOG_WGMMA_BYTES("f32.e4m3.e4m3", ", 1, 1", "+f", n, half, i0, i1, i2);                               \
+        else if constexpr (std::is_same_v<T, bf8>)                                                                   \
+            CATALOG_WGMMA_BYTES("f32.e5m2.e5m2", ", 1, 1", "+f", n, half, i0, i1, i2);                               \
+        else if constexpr (std::is_same_v<T, bf16>)                                                                  \
             CATALOG_WGMMA_SHARED("bf16", n, half, i0, i1, i2, i3, i4);                                               \
         else                                                                                                         \
             CATALOG_WGMMA_SHARED("f16", n, half, i0, i1, i2, i3, i4);                                                \
+    }                                                                                                                \
+    template <class T, Major major_b = Major::k, Major major_a = Major::k>                                           \
+    __device__ __forceinline__ void wgmma(std::int32_t(&d)[half], std::uint64_t a, std::uint64_t b,                  \
+                                          bool accumulate) {                                                         \
+        static_assert(std::is_same_v<T, int8> && major_a == Major::k && major_b == Major::k);                        \
+        CATALOG_WGMMA_BYTES("s32.s8.s8", "", "+r", n, half, i0, i1, i2);                                             \
     }                                                                                                                \
     template <class T, Major major_b = Major::k>                                                                     \
     __device__ __forceinline__ void wgmma(float(&d)[half], const std::uint32_t(&a)[4], std::uint64_t b,              \
@@ -161,6 +186,7 @@ CATALOG_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef CATALOG_WGMMA
 #undef CATALOG_WGMMA_REGISTERS
 #undef CATALOG_WGMMA_SHARED
+#undef CATALOG_WGMMA_BYTES
 #undef CATALOG_D4
 #undef CATALOG_R4
 #undef CATALOG_D8

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from catalog.schema.problem_tensors import bytes_of_element
+
 if TYPE_CHECKING:
     from catalog.ops.gemm.problem import GemmProblem
     from catalog.ops.gemm.traits import Algorithm
@@ -30,7 +32,7 @@ class ClusterWork:
 
     Attributes:
         waves: number of blocks, one after the other; blocks without parts of K go on from tile to tile.
-        steps: steps of the depth, of 64 elements each, together.
+        steps: steps of the depth, of 128 bytes each, together.
         cycles: of these steps: the longest of products, loads, reading shared memory, and a step's latency.
         results: elements of C for each warpgroup that leave registers for memory.
         shared: elements of C for each warpgroup whose sums the blocks of a cluster add.
@@ -72,23 +74,27 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
         parts: 1, 2, 4 or 8 blocks share a tile of C.
         units: number of multiprocessors.
     """
-    tile_m, tile_n, tile_k = algorithm.tile_m, algorithm.tile_n, algorithm.tile_k
-    down, across = max(1, -(-problem.m // tile_m)), max(1, -(-problem.n // tile_n))
+    tile_m, tile_n = algorithm.tile_m, algorithm.tile_n
+    of_bytes = bytes_of_element(problem.tensors["a"].element)
+    in_step = algorithm.tile_k * of_bytes / 128
+    rows = _rows(problem)
+    down, across = max(1, -(-rows // tile_m)), max(1, -(-problem.n // tile_n))
     waves = max(1, -(-_tiles(problem, algorithm) * parts // resident(parts, units)))
     steps = waves * -(-_steps(problem, algorithm) // parts)
     swapped = algorithm.warp_tile_m < 64
     warpgroups = algorithm.wave_m * algorithm.wave_n // 4
-    of_a = problem.k if problem.layout[0] == "r" else problem.m
-    of_b = problem.k if problem.layout[1] == "c" else problem.n
-    loaded = _line_share(of_a) * problem.m / down + _line_share(of_b) * problem.n / across
+    along = problem.group_axis != "k"
+    of_a = problem.k if along and (problem.layout[0] == "r" or of_bytes == 1) else problem.m
+    of_b = problem.k if along and (problem.layout[1] == "c" or of_bytes == 1) else problem.n
+    loaded = _line_share(of_a * of_bytes) * rows / down + _line_share(of_b * of_bytes) * problem.n / across
     read = (tile_n * (64 + tile_m) if swapped else tile_m * (64 + tile_n)) / 64
-    of_64 = max(0.87 * tile_m * tile_n / 32, 1.37 * loaded, 1.25 * read, 95.0)
+    of_128 = max(0.87 * tile_m * tile_n / 32, 1.37 * loaded, 1.25 * read, 95.0)
     area = waves * tile_m * tile_n / warpgroups
-    scattered = waves * problem.m / down * problem.n / across / warpgroups if problem.n % 8 else 0.0
+    scattered = waves * rows / down * problem.n / across / warpgroups if problem.n % 8 else 0.0
     return ClusterWork(
         waves=waves,
-        steps=steps * tile_k // 64,
-        cycles=steps * (52 + tile_k / 64 * of_64),
+        steps=int(steps * in_step),
+        cycles=steps * (52 + in_step * of_128),
         results=0.0 if swapped else area,
         shared=area if parts > 1 else 0.0,
         scattered=scattered / parts,
@@ -120,14 +126,24 @@ def resident(parts: int, units: int) -> int:
     return max(1, units * 10 // 11 if parts > 2 else units)
 
 
+def _rows(problem: GemmProblem) -> int:
+    """The rows of a product; groups count as equally large ones."""
+    return problem.m if problem.groups is None or problem.group_axis == "k" else -(-problem.m // _groups(problem))
+
+
+def _groups(problem: GemmProblem) -> int:
+    return max(1, len(problem.groups or ()))
+
+
 def _tiles(problem: GemmProblem, algorithm: Algorithm) -> int:
-    return -(-problem.m // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
+    return -(-_rows(problem) // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
 
 
 def _steps(problem: GemmProblem, algorithm: Algorithm) -> int:
-    return -(-problem.k // algorithm.tile_k)
+    depth = problem.k if problem.groups is None or problem.group_axis == "m" else -(-problem.k // _groups(problem))
+    return -(-depth // algorithm.tile_k)
 
 
 def _line_share(row: int) -> float:
-    """The time to load a row of an operand, over that of one that is a multiple of a cache line."""
-    return _SHIFTED if row % 8 == 0 and row % 64 else 1.0
+    """The time to load a row of an operand, of so many bytes, over that of one that is a multiple of a cache line."""
+    return _SHIFTED if row % 16 == 0 and row % 128 else 1.0

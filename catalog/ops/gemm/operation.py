@@ -37,7 +37,7 @@ class Gemm(Operation):
     kernel = GemmKernel
     main_space = "tile_engine"
     index = ("family", "dtype", "layout")
-    parameters = ("m", "n", "k", "products", "k_batch")
+    parameters = ("m", "n", "k", "products", "k_batch", "group_axis_number")
     listed = ("arch", "family", "dtype", "layout", "pipeline", "built", "name")
     problem = GemmProblem
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
@@ -179,7 +179,7 @@ class Gemm(Operation):
         """As :func:`catalog.ops.gemm.reference.tolerances`."""
         from catalog.ops.gemm.reference import tolerances
 
-        return tolerances(problem, inputs)
+        return tolerances(problem, inputs, rounds_products=rounds_products)
 
     def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> GemmProblem | None:
         """As :func:`catalog.ops.gemm.foreign.problem_of_table`; tables of other formats state none."""

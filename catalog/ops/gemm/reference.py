@@ -9,6 +9,7 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
 - alpha, beta and the bias add a few roundings, each at most u times the largest number involved.
 - An activation has a slope of at most 1.13, and is itself off by at most ``8 u`` times its argument, or 8 u.
 - Each D tensor adds a rounding in float32; a factor multiplies the error before it.
+- Tensor cores round sums of fp8 and bf8: see :mod:`catalog.ops.gemm.tensor_cores`.
 - Scales add a few roundings to each factor or sum; they multiply sums that may be smaller than the smallest normal
   number, or whose product may be.
 - The result is rounded once to its type. Sums of int8 products without scales, and what is done with them, are exact.
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.ops.gemm.problem import BLOCK, GemmProblem
+from catalog.ops.gemm.tensor_cores import rounding_of_eight_bits
 from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
 Array = NDArray[Any]
@@ -44,13 +46,18 @@ def reference(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Ar
     return {"c": c.astype(np.float64)}
 
 
-def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Tolerance]:
-    """How far C of a correct kernel may be from :func:`reference`."""
+def tolerances(
+    problem: GemmProblem, inputs: Mapping[str, Array], *, rounds_products: bool = False
+) -> dict[str, Tolerance]:
+    """How far C of a correct kernel may be from :func:`reference`; ``rounds_products``: one of a GPU."""
     if problem.is_integer:
         return {"c": EXACT}
     roundoff, smallest = ROUNDING[problem.tensors["c"].element]
     if problem.groups is not None:
-        parts = [np.asarray(tolerances(*group)["c"].atol) for group in _of_groups(problem, inputs)]
+        parts = [
+            np.asarray(tolerances(*group, rounds_products=rounds_products)["c"].atol)
+            for group in _of_groups(problem, inputs)
+        ]
         return {"c": Tolerance(_joined(problem, parts), roundoff)}
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
     a, b = _factors(problem, sizes)
@@ -60,6 +67,8 @@ def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, T
         lost = lost + _SMALLEST * (plain_a @ plain_b)
     products = abs(problem.alpha) * (a @ b)
     errors = 4 * math.sqrt(problem.k) * _U * products + abs(problem.alpha) * lost
+    if rounds_products and problem.dtype in ("fp8", "bf8"):
+        errors = errors + abs(problem.alpha) * rounding_of_eight_bits(*_factors(problem, inputs))
     errors = errors + _FEW * (products + _added(problem, sizes, abs(problem.beta)))
     before = _before(problem, inputs)
     if problem.activation != "no":

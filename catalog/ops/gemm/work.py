@@ -70,12 +70,18 @@ def _cluster_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[
     """Terms for blocks of clusters that share a tile of C, a part of K for each: the static order, and what it sums.
 
     Rows of C that are no multiples of 16 bytes are written element by element, and such rows of A and B are copied
-    first.
+    first, as are operands that must be transposed.
     """
     m, n, k = _extents(problem)
     parts = problem.k_batch or parts_in_clusters(problem, kernel.algorithm, units)
     work = cluster_work(problem, kernel.algorithm, 1 << min(parts, MOST_PARTS).bit_length() - 1, units)
-    rows = {"a": (m, k) if problem.layout[0] == "r" else (k, m), "b": (n, k) if problem.layout[1] == "c" else (k, n)}
+    of_bytes = bytes_of_element(problem.tensors["a"].element)
+    along = (problem.layout[0] == "r", problem.layout[1] == "c")  # contiguous along K
+    copied = 0
+    for extent, is_along in zip((m, n), along, strict=True):
+        count, width = (extent, k) if is_along else (k, extent)
+        transposed = is_along if problem.group_axis == "k" else of_bytes == 1 and not is_along
+        copied += count * width if transposed or (count > 1 and width * of_bytes % 16) else 0
     return {
         "launch": 1.0,
         "time": work.time,
@@ -84,7 +90,7 @@ def _cluster_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[
         "cycles": work.cycles,
         "results": work.results,
         "scattered": work.scattered + work.scattered_sums,
-        "copied": float(sum(count * width for count, width in rows.values() if count > 1 and width % 8)),
+        "copied": float(copied),
         "parts": work.waves * (work.parts - 1.0),
         "shared": work.shared,
         "traffic": float(problem.traffic),

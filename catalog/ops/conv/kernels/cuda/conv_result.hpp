@@ -188,7 +188,8 @@ class ConvEpilogue {
     }
 
     __device__ __forceinline__ void store_plain(const ConvTile& tile, const Sums& sums) {
-        pieces.store(sums, 1.0f, [&](std::uint32_t piece, int row, int column) {
+        const auto values = [](const float* x, int, int) { return [x](int i) { return x[i]; }; };
+        pieces.store(sums, values, [&](std::uint32_t piece, int row, int column) {
             row += tile.row, column += tile.column;
             if constexpr (weighs) {
                 const int index = column / block_channels, element = index / call.blocks;
@@ -223,7 +224,7 @@ class ConvEpilogue {
 
     const Call& call;
     const int group, thread;
-    GemmPieces<ConvTraits<Row>> pieces;
+    GemmPieces<ConvTraits<Row>, typename Row::dtype> pieces;
 };
 
 // Adds the sums of all parts, in order. Grid: tiles, chunks of their sums.

@@ -7,12 +7,20 @@ from types import MappingProxyType
 
 from catalog.build.describe import c_string
 from catalog.errors import BuildError
-from catalog.ops.gemm.traits import Elementwise
+from catalog.ops.gemm.traits import OF_GROUPS, Elementwise, scales_of
 from catalog.schema.kernel import Kernel
 
-_TYPES: Mapping[str, str] = MappingProxyType({"fp16": "catalog::cuda::fp16", "bf16": "catalog::cuda::bf16"})
+_OPERANDS = frozenset({"fp16", "bf16", "fp8", "bf8", "int8"})
+_RESULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "fp32": "float",
+        "fp16": "catalog::cuda::fp16",
+        "bf16": "catalog::cuda::bf16",
+        "int32": "std::int32_t",
+    }
+)
 
-_NUMBERS = ("tile_m", "tile_n", "tile_k", "wave_m", "wave_n", "warp_tile_m", "num_stages")
+_NUMBERS = ("tile_m", "tile_n", "tile_k", "wave_m", "wave_n", "warp_tile_m", "warp_tile_n", "num_stages")
 
 
 def emit(kernel: Kernel) -> str:
@@ -22,16 +30,21 @@ def emit(kernel: Kernel) -> str:
         BuildError: the kernel headers do not implement the element type.
     """
     signature, algorithm = kernel.signature, kernel.algorithm
-    if signature.dtype not in _TYPES:
+    if signature.dtype not in _OPERANDS:
         raise BuildError(f"kernel {kernel.name}: NVIDIA has no GEMM kernels for dtype = {signature.dtype}")
     of_a, of_b = signature.layout[:2]
     truths = {
         "a_along": of_a == "r",
         "b_along": of_b == "c",
+        "given_a_along": of_a == "r",
+        "given_b_along": of_b == "c",
         "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
+        "grouped": signature.family in OF_GROUPS.values(),
+        "along_depth": False,
     }
-    members = [f"using dtype = {_TYPES[signature.dtype]};"]
+    members = [f"using dtype = catalog::cuda::{signature.dtype};", f"using out = {_RESULTS[signature.dtype_c]};"]
     members += [f"static constexpr bool {name} = {str(value).lower()};" for name, value in truths.items()]
+    members += [f"static constexpr auto scales = catalog::cuda::Scales::{scales_of(signature.family)};"]
     members += [f"static constexpr int num_d = {signature.num_d};"]
     members += [f"static constexpr int {name} = {getattr(algorithm, name)};" for name in _NUMBERS]
     body = "\n".join(f"    {member}" for member in members)

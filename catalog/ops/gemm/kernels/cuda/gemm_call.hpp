@@ -26,7 +26,11 @@ struct GemmCall {
     Operand p, q;
     CUtensorMap c_map;
     OutTensor c, d[2];
+    OutTensor scale_a, scale_b;
     const void* bias;
+    const std::int32_t* starts;  // of groups, in the device's memory
+    int groups;
+    std::int64_t p_row, q_row, c_row;  // bytes between rows, for ragged maps
     float alpha, beta;
     std::int32_t activation;
     int m, n, k;
@@ -44,25 +48,36 @@ inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (exte
 
 inline bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
-// Whether TMA can read a matrix: addresses and strides are multiples of 16 bytes, 8 elements.
+// Whether TMA can read a matrix: addresses and strides are multiples of 16 bytes.
+template <class T>
 inline bool readable(const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows) {
     const auto fits = [](std::int64_t extent, std::int64_t stride, std::int64_t least) {
-        return extent <= 1 || (stride % 8 == 0 && stride >= least);
+        return extent <= 1 || (stride % in_vector<T> == 0 && stride >= least);
     };
-    return aligned(tensor.data) && fits(rows, tensor.stride_outer, 8) && fits(batch, tensor.stride_batch, 0);
+    return aligned(tensor.data) && fits(rows, tensor.stride_outer, in_vector<T>) && fits(batch, tensor.stride_batch, 0);
 }
 
-// A matrix of `rows` x `columns`, in boxes of `box` rows of 64 columns. False: TMA cannot address it.
+// A matrix of `rows` x `columns`, in boxes of `box` rows of 128 bytes. False: TMA cannot address it.
 template <class T>
 inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows,
                              std::int64_t columns, int box) {
-    const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, 8) * 8;
+    const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, in_vector<T>) * in_vector<T>;
     operand.batched = batch > 1 && tensor.stride_batch > 0;
     const std::uint64_t extents[3] = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows),
                                       operand.batched ? static_cast<std::uint64_t>(batch) : 1};
     const std::uint64_t strides[2] = {row * sizeof(T), operand.batched ? tensor.stride_batch * sizeof(T) : 16};
     const std::uint32_t count = box;
-    return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {64, count, 1});
+    return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {in_panel_row<T>, count, 1});
+}
+
+// Groups are parts of the rows: the depth.
+template <class T>
+inline bool describe_groups(Operand& operand, const catalog_tensor& tensor, std::int64_t rows, std::int64_t columns,
+                            int box, std::int64_t& row_bytes) {
+    const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, in_vector<T>) * in_vector<T>;
+    operand.batched = false;
+    row_bytes = row * static_cast<std::int64_t>(sizeof(T));
+    return make_ragged_map<T>(operand.map, tensor.data, row_bytes, columns, in_panel_row<T>, box);
 }
 
 // P or Q, `extent` long, whose boxes are panels in shared memory.
@@ -82,7 +97,7 @@ template <class Row>
 inline int splits_of(const catalog_args& args) {
     constexpr std::int64_t most_blocks = 8;  // of a cluster that every GPU can run
     int splits = 1;
-    if constexpr (GemmShape<Row>::can_split) {
+    if constexpr (GemmShape<Row>::can_split && !Row::grouped) {
         const std::int64_t most = std::min({args.num_splits, most_blocks, parts(args.k, Row::tile_k)});
         while (2 * splits <= most) splits *= 2;
     }
@@ -93,9 +108,11 @@ inline int splits_of(const catalog_args& args) {
 template <class Row>
 inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call) {
     const std::int64_t tiles_m = parts(args.m, Row::tile_m), tiles_n = parts(args.n, Row::tile_n);
+    // Each group of rows has at most one tile that is not full.
+    const bool divides_rows = Row::grouped && !Row::along_depth;
     std::int64_t tiles;
-    if (__builtin_mul_overflow(tiles_m, tiles_n, &tiles) || __builtin_mul_overflow(tiles, args.batch, &tiles) ||
-        tiles > most_extent / 16)
+    if (__builtin_mul_overflow(divides_rows ? tiles_m + args.batch : tiles_m, tiles_n, &tiles) ||
+        __builtin_mul_overflow(tiles, divides_rows ? 1 : args.batch, &tiles) || tiles > most_extent / 16)
         return false;
     call.tiles_m = static_cast<int>(tiles_m);
     call.tiles_n = static_cast<int>(tiles_n);
@@ -109,16 +126,20 @@ inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call)
     return true;
 }
 
-inline bool valid_tensors(const catalog_args& args, int num_d) {
+template <class Row>
+inline bool valid_tensors(const catalog_args& args) {
+    if ((args.starts != nullptr) != Row::grouped) return false;
     const catalog_tensor* const given[] = {&args.c, &args.d0, &args.d1};
-    for (int i = 0; i <= num_d; ++i)
+    for (int i = 0; i <= Row::num_d; ++i)
         if (!given[i]->data) return false;
+    const bool scaled = Row::scales == Scales::row || (Row::scales == Scales::block && args.k > 0);
+    if (scaled && (!args.scale_a.data || !args.scale_b.data)) return false;
     return args.k == 0 || (args.a.data && args.b.data);
 }
 
 inline bool valid_sizes(const catalog_args& args) {
     const auto fits = [](std::int64_t size) { return 0 <= size && size <= most_extent; };
-    return fits(args.batch) && fits(args.m) && fits(args.n) && fits(args.k) && !args.starts &&
+    return fits(args.batch) && fits(args.m) && fits(args.n) && fits(args.k) &&
            CATALOG_PASS_THROUGH <= args.activation && args.activation <= CATALOG_SILU;
 }
 
@@ -136,17 +157,35 @@ template <class Row>
 inline bool describe_call(const catalog_args& args, GemmCall& call) {
     using Shape = GemmShape<Row>;
     using T = typename Row::dtype;
+    using Out = typename Row::out;
     const catalog_tensor& p = Shape::swapped ? args.b : args.a;
     const catalog_tensor& q = Shape::swapped ? args.a : args.b;
     const std::int64_t extent_p = Shape::swapped ? args.n : args.m, extent_q = Shape::swapped ? args.m : args.n;
+    const std::int64_t products_a = Row::grouped ? 1 : args.batch, products_b = Row::along_depth ? 1 : args.batch;
+    const std::int64_t products_c = Row::grouped && !Row::along_depth ? 1 : args.batch;
     if (args.k > 0) {
-        if (!describe_operand<T, Shape::major_p, Shape::panel_p>(call.p, p, args.batch, extent_p, args.k) ||
-            !describe_operand<T, Shape::major_q, Shape::panel_q>(call.q, q, args.batch, extent_q, args.k))
-            return false;
+        if constexpr (Row::along_depth) {
+            if (!describe_groups<T>(call.p, p, args.k, extent_p, Row::tile_k, call.p_row) ||
+                !describe_groups<T>(call.q, q, args.k, extent_q, Row::tile_k, call.q_row))
+                return false;
+        } else {
+            const std::int64_t products_p = Shape::swapped ? products_b : products_a;
+            const std::int64_t products_q = Shape::swapped ? products_a : products_b;
+            if (!describe_operand<T, Shape::major_p, Shape::panel_p>(call.p, p, products_p, extent_p, args.k) ||
+                !describe_operand<T, Shape::major_q, Shape::panel_q>(call.q, q, products_q, extent_q, args.k))
+                return false;
+        }
     }
     const auto out = [&](const catalog_tensor& tensor) {
-        return OutTensor{tensor.data, args.batch > 1 ? tensor.stride_batch : 0, args.m > 1 ? tensor.stride_outer : 0};
+        return OutTensor{tensor.data, products_c > 1 ? tensor.stride_batch : 0, args.m > 1 ? tensor.stride_outer : 0};
     };
+    const auto scale = [&](const catalog_tensor& tensor, std::int64_t products) {
+        return OutTensor{tensor.data, products > 1 ? tensor.stride_batch : 0, tensor.stride_outer};
+    };
+    call.scale_a = scale(args.scale_a, products_a);
+    call.scale_b = scale(args.scale_b, products_b);
+    call.starts = args.starts;
+    call.groups = static_cast<int>(args.batch);
     call.c = out(args.c);
     call.d[0] = out(args.d0);
     call.d[1] = out(args.d1);
@@ -163,16 +202,21 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     call.vectors = args.n % 8 == 0 && whole(call.c) && (Row::num_d < 1 || whole(call.d[0])) &&
                    (Row::num_d < 2 || whole(call.d[1])) && aligned(call.bias);
     const auto forward = [](std::int64_t extent, std::int64_t stride) { return extent == 1 || stride > 0; };
-    call.plain = !Shape::swapped && forward(args.m, call.c.row) && forward(args.batch, call.c.batch) && whole(call.c) &&
-                 Row::num_d == 0 && !call.bias && args.beta == 0 && args.activation == CATALOG_PASS_THROUGH;
+    call.plain = !Shape::swapped && sizeof(Out) == 2 && forward(args.m, call.c.row) && whole(call.c) &&
+                 forward(products_c, call.c.batch) && Row::num_d == 0 && !call.bias && args.beta == 0 &&
+                 args.activation == CATALOG_PASS_THROUGH;
     if (call.plain) {
         const auto bytes = [](std::int64_t stride, std::int64_t otherwise) {
-            return static_cast<std::uint64_t>(stride > 0 ? stride : otherwise) * sizeof(T);
+            return static_cast<std::uint64_t>(stride > 0 ? stride : otherwise) * sizeof(Out);
         };
         const std::uint64_t extents[3] = {static_cast<std::uint64_t>(args.n), static_cast<std::uint64_t>(args.m),
                                           static_cast<std::uint64_t>(args.batch)};
         const std::uint64_t strides[2] = {bytes(call.c.row, (args.n + 7) / 8 * 8), bytes(call.c.batch, 8)};
-        call.plain = make_tensor_map<T>(call.c_map, args.c.data, extents, strides, {64, 64, 1});
+        call.c_row = static_cast<std::int64_t>(strides[0]);
+        if constexpr (Row::grouped && !Row::along_depth)
+            call.plain = make_ragged_map<Out>(call.c_map, args.c.data, call.c_row, args.n, 64, 64);
+        else
+            call.plain = make_tensor_map<Out>(call.c_map, args.c.data, extents, strides, {64, 64, 1});
     }
     return true;
 }

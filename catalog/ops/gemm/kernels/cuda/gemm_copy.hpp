@@ -1,22 +1,25 @@
-// Copies of operands that TMA cannot read: an odd number of columns, a view that begins at any element, repeated rows.
+// Copies of operands that TMA cannot read: an odd number of columns, a view that begins at any element, repeated rows;
+// and transposed copies, for tensor cores that read elements of 8 bits along the depth alone.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "gemm_call.hpp"
 
 namespace catalog::cuda {
 
-// A matrix for each product of a batch, which is copied so that rows begin at multiples of 16 bytes.
+// A matrix for each product of a batch, which is copied so that rows begin at multiples of 16 bytes, or is transposed.
 struct MatrixCopy {
     const void* from;
     void* to;
     std::int64_t from_batch, from_row, to_batch, to_row;  // strides in elements
     std::int64_t rows;
     int columns, matrices;
+    bool transposes;
     int lanes;             // threads of a block that share a row, a power of two
-    int segments;          // parts of a row, of eight elements for each of these threads
+    int segments;          // parts of a row, of a vector for each of these threads; or tiles of a row
     std::uint32_t pieces;  // of a matrix: as many rows of a segment as a block copies at a time
 };
 
@@ -24,36 +27,86 @@ struct MatrixCopies {
     MatrixCopy of[2];
 };
 
-inline constexpr int copy_threads = 256, copy_width = 8;
+inline constexpr int copy_threads = 256;
+inline constexpr int copy_tile = 64;  // rows and columns that a block transposes at a time
 
-// Up to eight elements at any address; those from `left` on are zeros.
-__device__ __forceinline__ uint4 load_eight(const std::uint16_t* from, int left) {
-    if (left >= copy_width && reinterpret_cast<std::uintptr_t>(from) % 4 == 0) {
-        const auto* const pairs = reinterpret_cast<const std::uint32_t*>(from);
-        return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+// An element of a copy: only its bits matter.
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 1, std::uint8_t, std::uint16_t>;
+
+// Up to 16 bytes of elements at any address; those from `left` on are zeros.
+template <class Bits>
+__device__ __forceinline__ uint4 load_vector(const Bits* from, int left) {
+    constexpr int width = 16 / sizeof(Bits), in_word = 4 / sizeof(Bits);
+    if (left >= width && reinterpret_cast<std::uintptr_t>(from) % 4 == 0) {
+        const auto* const words = reinterpret_cast<const std::uint32_t*>(from);
+        return make_uint4(words[0], words[1], words[2], words[3]);
     }
-    std::uint32_t x[copy_width];
+    std::uint32_t words[4] = {};
 #pragma unroll
-    for (int i = 0; i < copy_width; ++i) x[i] = i < left ? from[i] : 0;
-    return make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16, x[4] | x[5] << 16, x[6] | x[7] << 16);
+    for (int i = 0; i < width; ++i)
+        words[i / in_word] |= static_cast<std::uint32_t>(i < left ? from[i] : 0) << i % in_word * 8 * sizeof(Bits);
+    return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// A thread copies eight elements of a row, which are written at once. Grid: blocks of rows, matrices, copies.
-template <class T>
-__global__ __launch_bounds__(copy_threads) void copy_rows(const __grid_constant__ MatrixCopies copies) {
-    static_assert(sizeof(T) == 2);
-    const MatrixCopy& copy = copies.of[blockIdx.z];
+// A thread copies a vector of a row, which is written at once.
+template <class Bits>
+__device__ __forceinline__ void copy_piece(const MatrixCopy& copy, const Bits* from, Bits* to, std::uint32_t above,
+                                           std::uint32_t segment) {
+    constexpr int width = 16 / sizeof(Bits);
     const int thread = static_cast<int>(threadIdx.x), at_once = copy_threads / copy.lanes;
+    const std::int64_t row = static_cast<std::int64_t>(above) * at_once + thread / copy.lanes;
+    const int column = (static_cast<int>(segment) * copy.lanes + thread % copy.lanes) * width;
+    if (row < copy.rows && column < copy.columns)
+        *reinterpret_cast<uint4*>(to + row * copy.to_row + column) =
+            load_vector(from + row * copy.from_row + column, copy.columns - column);
+}
+
+// A tile passes through shared memory, whose rows are a word longer.
+template <class Bits>
+__device__ __forceinline__ void transpose_piece(const MatrixCopy& copy, const Bits* from, Bits* to, std::uint32_t above,
+                                                std::uint32_t segment) {
+    constexpr int width = 16 / sizeof(Bits), lanes = copy_tile / width, pitch = copy_tile + 4 / sizeof(Bits);
+    __shared__ alignas(16) Bits tile[copy_tile * pitch];
+    const std::int64_t first_row = static_cast<std::int64_t>(above) * copy_tile;
+    const int first_column = static_cast<int>(segment) * copy_tile;
+    const auto each = [&](auto&& move) {
+#pragma unroll
+        for (int i = static_cast<int>(threadIdx.x); i < copy_tile * lanes; i += copy_threads)
+            move(i / lanes, i % lanes * width);
+    };
+    __syncthreads();  // the tile before was written
+    each([&](int row, int column) {
+        const int left = first_row + row < copy.rows ? copy.columns - first_column - column : 0;
+        const uint4 vector =
+            left > 0 ? load_vector(from + (first_row + row) * copy.from_row + first_column + column, left) : uint4{};
+        auto* const words = reinterpret_cast<std::uint32_t*>(tile + row * pitch + column);
+        words[0] = vector.x, words[1] = vector.y, words[2] = vector.z, words[3] = vector.w;
+    });
+    __syncthreads();
+    each([&](int column, int row) {
+        if (first_column + column >= copy.columns || first_row + row >= copy.rows) return;
+        alignas(16) Bits vector[width];
+#pragma unroll
+        for (int i = 0; i < width; ++i) vector[i] = tile[(row + i) * pitch + column];
+        *reinterpret_cast<uint4*>(to + (first_column + column) * copy.to_row + first_row + row) =
+            *reinterpret_cast<const uint4*>(vector);
+    });
+}
+
+// Grid: blocks of pieces, matrices, copies.
+template <class Bits>
+__global__ __launch_bounds__(copy_threads) void copy_matrices(const __grid_constant__ MatrixCopies copies) {
+    const MatrixCopy& copy = copies.of[blockIdx.z];
     for (std::int64_t matrix = blockIdx.y; matrix < copy.matrices; matrix += gridDim.y) {
-        const auto* const from = static_cast<const std::uint16_t*>(copy.from) + matrix * copy.from_batch;
-        auto* const to = static_cast<std::uint16_t*>(copy.to) + matrix * copy.to_batch;
+        const auto* const from = static_cast<const Bits*>(copy.from) + matrix * copy.from_batch;
+        auto* const to = static_cast<Bits*>(copy.to) + matrix * copy.to_batch;
         for (std::uint32_t piece = blockIdx.x; piece < copy.pieces; piece += gridDim.x) {
             const std::uint32_t above = piece / copy.segments, segment = piece - above * copy.segments;
-            const std::int64_t row = static_cast<std::int64_t>(above) * at_once + thread / copy.lanes;
-            const int column = (static_cast<int>(segment) * copy.lanes + thread % copy.lanes) * copy_width;
-            if (row < copy.rows && column < copy.columns)
-                *reinterpret_cast<uint4*>(to + row * copy.to_row + column) =
-                    load_eight(from + row * copy.from_row + column, copy.columns - column);
+            if (copy.transposes)
+                transpose_piece(copy, from, to, above, segment);
+            else
+                copy_piece(copy, from, to, above, segment);
         }
     }
 }
@@ -69,26 +122,28 @@ class ReadableCopies {
     ReadableCopies(const ReadableCopies&) = delete;
     ReadableCopies& operator=(const ReadableCopies&) = delete;
 
-    // The operand is one of `rows` x `columns`, one for each product of the batch.
-    void add(catalog_tensor& tensor, std::int64_t batch, std::int64_t rows, std::int64_t columns) {
-        if (status != CATALOG_OK || readable(tensor, batch, rows)) return;
-        const std::int64_t matrices = tensor.stride_batch == 0 ? 1 : batch, row = pitch(columns);
+    // The operand is one of `rows` x `columns`, one for each product of the batch; or should be its transpose.
+    void add(catalog_tensor& tensor, std::int64_t batch, std::int64_t rows, std::int64_t columns, bool transposes) {
+        if (status != CATALOG_OK || (!transposes && readable<T>(tensor, batch, rows))) return;
+        const std::int64_t matrices = tensor.stride_batch == 0 ? 1 : batch;
+        const std::int64_t rows_there = transposes ? columns : rows, row = pitch(transposes ? rows : columns);
         std::int64_t elements;
-        if (__builtin_mul_overflow(rows * row, matrices, &elements) || elements > (std::int64_t{1} << 60) - bytes) {
+        if (__builtin_mul_overflow(rows_there * row, matrices, &elements) ||
+            elements > (std::int64_t{1} << 60) - bytes) {
             status = CATALOG_BAD_ARGUMENT;
             return;
         }
         int lanes = 1;
-        while (lanes < copy_threads && lanes * copy_width < columns) lanes *= 2;
-        const std::int64_t segments = parts(columns, lanes * copy_width);
-        const std::int64_t pieces = parts(rows, copy_threads / lanes) * segments;
+        while (lanes < copy_threads && lanes * in_vector<T> < columns) lanes *= 2;
+        const std::int64_t segments = parts(columns, transposes ? copy_tile : lanes * in_vector<T>);
+        const std::int64_t pieces = parts(rows, transposes ? copy_tile : copy_threads / lanes) * segments;
         if (pieces > most_pieces) {
             status = CATALOG_BAD_ARGUMENT;
             return;
         }
-        copies.of[count] = {tensor.data, nullptr, tensor.stride_batch, tensor.stride_outer, rows * row, row, rows,
-                            static_cast<int>(columns), static_cast<int>(matrices), lanes, static_cast<int>(segments),
-                            static_cast<std::uint32_t>(pieces)};
+        copies.of[count] = {tensor.data, nullptr, tensor.stride_batch, tensor.stride_outer, rows_there * row, row, rows,
+                            static_cast<int>(columns), static_cast<int>(matrices), transposes, lanes,
+                            static_cast<int>(segments), static_cast<std::uint32_t>(pieces)};
         places[count] = bytes;
         tensors[count++] = &tensor;
         bytes += parts(elements * static_cast<std::int64_t>(sizeof(T)), line) * line;
@@ -114,7 +169,7 @@ class ReadableCopies {
         blocks = std::min(blocks, most_blocks);
         const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(matrices, most_blocks / blocks)),
                         static_cast<unsigned>(count));
-        copy_rows<T><<<grid, copy_threads, 0, stream>>>(copies);
+        copy_matrices<Bits<T>><<<grid, copy_threads, 0, stream>>>(copies);
         status = launched();
     }
 
@@ -128,7 +183,7 @@ class ReadableCopies {
 
     // Rows that begin with a cache line are read from fewer lines; short ones rather stay close together.
     static std::int64_t pitch(std::int64_t columns) {
-        const std::int64_t unit = columns > 32 ? line / static_cast<std::int64_t>(sizeof(T)) : 8;
+        const std::int64_t unit = columns > 32 ? line / static_cast<std::int64_t>(sizeof(T)) : in_vector<T>;
         return parts(columns, unit) * unit;
     }
 

@@ -1,20 +1,18 @@
 // From sums to elements of C: C = f(alpha A B + beta C + bias), combined with the D tensors.
 //
 // A plain product is rounded in registers and stored by TMA while the block goes on. All others pass through shared
-// memory in float32, a piece of 64 columns at a time, so that rows of C, D and the bias are read and written in vectors
-// and the sums of all blocks that share a tile meet there.
+// memory as sums of 32 bits, a piece of 64 columns at a time, so that rows of C, D and the bias are read and written in
+// vectors and the sums of all blocks that share a tile meet there.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/cluster.hpp"
 #include "cuda/gemm_pieces.hpp"
-#include "gemm_call.hpp"
+#include "gemm_scales.hpp"
+#include "gemm_tiles.hpp"
 
 namespace catalog::cuda {
-
-// A tile of C by the coordinates of its first element.
-struct GemmTile {
-    int batch, m, n;
-};
 
 template <int width>
 __device__ __forceinline__ void activate(float (&x)[width], std::int32_t activation) {
@@ -30,57 +28,127 @@ __device__ __forceinline__ void activate(float (&x)[width], std::int32_t activat
     }
 }
 
-__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
+// Integers stay exact: problems of int8 have no other activation.
+template <int width>
+__device__ __forceinline__ void activate(std::int32_t (&x)[width], std::int32_t activation) {
+    if (activation != CATALOG_RELU) return;
+#pragma unroll
+    for (std::int32_t& value : x) value = max(value, 0);
+}
 
-// `width` elements of a row: 1, or 8 in one access.
+__device__ __forceinline__ float value_of(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float value_of(fp16 x) { return __half2float(x); }
+__device__ __forceinline__ float value_of(float x) { return x; }
+__device__ __forceinline__ std::int32_t value_of(std::int32_t x) { return x; }
+
+// Sums in shared memory are 32 bits of either type. They leave accumulators as they are: as bits, they would be copied.
+__device__ __forceinline__ void store_shared(std::uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::int32_t x) {
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::int32_t x, std::int32_t y) {
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
+
+template <class Sum>
+__device__ __forceinline__ Sum sum_of(std::uint32_t bits) {
+    if constexpr (std::is_same_v<Sum, float>)
+        return __uint_as_float(bits);
+    else
+        return static_cast<Sum>(bits);
+}
+
+// `width` elements of a row: 1, or 8 in one or two accesses.
 template <class T, int width>
 struct Elements {
-    alignas(sizeof(T) * width) T of[width];
+    static constexpr int vectors = sizeof(T) * width / 16;
+    alignas(vectors > 0 ? 16 : sizeof(T)) T of[width];
 
     static __device__ __forceinline__ Elements load(const T* from) {
         Elements elements;
-        if constexpr (width == 8)
-            *reinterpret_cast<uint4*>(elements.of) = *reinterpret_cast<const uint4*>(from);
-        else
+        if constexpr (vectors == 0)
             elements.of[0] = *from;
+        else
+#pragma unroll
+            for (int i = 0; i < vectors; ++i)
+                reinterpret_cast<uint4*>(elements.of)[i] = reinterpret_cast<const uint4*>(from)[i];
         return elements;
+    }
+
+    __device__ __forceinline__ void store(T* to) const {
+        if constexpr (vectors == 0)
+            *to = of[0];
+        else
+#pragma unroll
+            for (int i = 0; i < vectors; ++i)
+                reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(of)[i];
     }
 };
 
-// Elements of C in one row, `x`, from `row` and `column` on.
-template <class Row, int width>
-__device__ __forceinline__ void finish(const GemmCall& call, int batch, int row, int column, float (&x)[width]) {
-    using T = typename Row::dtype;
+// What sums become: integers only where C has them.
+template <class Row>
+using Value = std::conditional_t<std::is_same_v<typename Row::out, std::int32_t>, std::int32_t, float>;
+
+// Elements of C in one row, from `row` and `column` on.
+template <class Row, class Sum, int width>
+__device__ __forceinline__ void finish(const GemmCall& call, const GemmTile& tile, int row, int column,
+                                       const Sum (&sums)[width]) {
+    using Out = typename Row::out;
+    constexpr bool real = std::is_same_v<Value<Row>, float>;
     const auto place = [&](const OutTensor& tensor) {
-        return static_cast<T*>(tensor.data) + batch * tensor.batch + row * tensor.row + column;
+        return static_cast<Out*>(tensor.data) + tile.batch * tensor.batch + row * tensor.row + column;
     };
-    const auto each = [&](const T* from, auto&& change) {
-        const auto values = Elements<T, width>::load(from);
+    Value<Row> x[width];
 #pragma unroll
-        for (int i = 0; i < width; ++i) change(x[i], to_float(values.of[i]));
+    for (int i = 0; i < width; ++i) x[i] = static_cast<Value<Row>>(sums[i]);
+    if constexpr (Row::scales == Scales::row) {
+        const float of_row = __ldg(scales_of_a(call, tile) + row);
+        const float* const of_columns = scales_of_b(call, tile) + column;
+#pragma unroll
+        for (int i = 0; i < width; ++i) x[i] *= of_row * __ldg(of_columns + i);
+    }
+    const auto each = [&](const Out* from, auto&& change) {
+        const auto values = Elements<Out, width>::load(from);
+#pragma unroll
+        for (int i = 0; i < width; ++i) change(x[i], value_of(values.of[i]));
     };
-    T* const c = place(call.c);
+    Out* const c = place(call.c);
+    if constexpr (real) {
 #pragma unroll
-    for (int i = 0; i < width; ++i) x[i] *= call.alpha;
-    if (call.beta != 0) each(c, [&](float& sum, float old) { sum += call.beta * old; });
-    if (call.bias) each(static_cast<const T*>(call.bias) + column, [](float& sum, float bias) { sum += bias; });
+        for (int i = 0; i < width; ++i) x[i] *= call.alpha;
+    }
+    using V = Value<Row>;
+    if (call.beta != 0) each(c, [&](V& sum, V old) { sum += real ? static_cast<V>(call.beta * old) : old; });
+    if (call.bias) each(static_cast<const Out*>(call.bias) + column, [](V& sum, V bias) { sum += bias; });
     activate(x, call.activation);
-    const auto combine = [](float& sum, float d) { sum = Row::multiplies ? sum * d : sum + d; };
+    const auto combine = [](V& sum, V d) { sum = Row::multiplies ? sum * d : sum + d; };
     if constexpr (Row::num_d > 0) each(place(call.d[0]), combine);
     if constexpr (Row::num_d > 1) each(place(call.d[1]), combine);
-    if constexpr (width == 8)
+    if constexpr (width == 8 && sizeof(Out) == 2) {
         *reinterpret_cast<uint4*>(c) =
-            make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
-    else
-        *c = T(x[0]);
+            make_uint4(pack<Out>(x[0], x[1]), pack<Out>(x[2], x[3]), pack<Out>(x[4], x[5]), pack<Out>(x[6], x[7]));
+    } else {
+        Elements<Out, width> values;
+#pragma unroll
+        for (int i = 0; i < width; ++i) values.of[i] = Out(x[i]);
+        values.store(c);
+    }
 }
 
 template <class Row>
 class GemmEpilogue {
     using Shape = GemmShape<Row>;
-    using T = typename Row::dtype;
-    using Sums = float[Shape::blocks_p][Shape::tile_q / 2];
+    using Out = typename Row::out;
+    using Sum = typename Shape::Sum;
+    using Sums = typename Shape::Sums;
 
    public:
     __device__ __forceinline__ GemmEpilogue(const GemmCall& call, std::uint32_t shared, int group)
@@ -92,8 +160,19 @@ class GemmEpilogue {
 
     // TMA may still read shared memory afterwards.
     __device__ __forceinline__ void store_plain(const GemmTile& tile, const Sums& sums) {
-        pieces.store(sums, call.alpha, [&](std::uint32_t piece, int row, int column) {
-            if (tile.m + row < call.m) tma_store(&call.c_map, piece, tile.n + column, tile.m + row, tile.batch);
+        const auto values = [&](const Sum* x, int block, int column) {
+            Factors of;
+            find_factors(tile, block, column, of);
+            return [=, alpha = call.alpha](int i) {
+                const float sum = static_cast<float>(x[i]);
+                if constexpr (Row::scales == Scales::row)
+                    return of.rows[i / 2 % 2] * of.columns[i / 4 * 2 + i % 2] * sum;
+                else
+                    return alpha * sum;
+            };
+        };
+        pieces.store(sums, values, [&](std::uint32_t piece, int row, int column) {
+            if (tile.m + row < tile.end_m) store_rows(tile, piece, tile.n + column, tile.m + row);
         });
     }
 
@@ -122,6 +201,37 @@ class GemmEpilogue {
     }
 
    private:
+    __device__ __forceinline__ void store_rows(const GemmTile& tile, std::uint32_t source, int n, int m) const {
+        if constexpr (Row::grouped && !Row::along_depth) {
+            const RaggedRows rows = rows_of_group(call.c_row, tile.first_m, tile.end_m);
+            tma_store(&call.c_map, source, n, rows.first_row + m - tile.first_m, rows.low, rows.high, RaggedRows::wrap);
+        } else {
+            tma_store(&call.c_map, source, n, m, tile.batch);
+        }
+    }
+
+    // Alpha times the scales of a thread's two rows of a block, and scales of its four columns of 16.
+    struct Factors {
+        float rows[2], columns[4];
+    };
+    __device__ __forceinline__ void find_factors(const GemmTile& tile, int block, int first, Factors& of) const {
+        if constexpr (Row::scales == Scales::row) {
+            const int row = tile.m + (group * Shape::blocks_p + block) * 64 + thread / 32 * 16 + thread % 32 / 4;
+            const int column = tile.n + first + thread % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                of.rows[i] = call.alpha * __ldg(scales_of_a(call, tile) + min(row + 8 * i, tile.end_m - 1));
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                of.columns[i] = __ldg(scales_of_b(call, tile) + min(column + i / 2 * 8 + i % 2, call.n - 1));
+        }
+    }
+
+    // The sums of a piece, 32 of each thread, or those of all columns of a swapped tile.
+    static __device__ __forceinline__ const Sum* sums_of(const Sums& sums, int piece) {
+        return &sums[piece / Shape::pieces_q][piece % Shape::pieces_q * 32];
+    }
+
     // Of this warpgroup.
     __device__ __forceinline__ void sync() { named_barrier_sync(1 + group, 128); }
 
@@ -131,41 +241,45 @@ class GemmEpilogue {
     }
 
     template <int width>
-    static __device__ __forceinline__ void read(float (&x)[width], std::uint32_t address) {
+    static __device__ __forceinline__ void read(Sum (&x)[width], std::uint32_t address) {
+        std::uint32_t bits[width];
 #pragma unroll
         for (int i = 0; i < width; i += 4) {
             if constexpr (width == 1)
-                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x[0]) : "r"(address) : "memory");
+                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bits[0]) : "r"(address) : "memory");
             else
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(x[i]), "=f"(x[i + 1]), "=f"(x[i + 2]), "=f"(x[i + 3])
+                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(bits[i]), "=r"(bits[i + 1]), "=r"(bits[i + 2]), "=r"(bits[i + 3])
                              : "r"(address + 4 * i)
                              : "memory");
         }
+#pragma unroll
+        for (int i = 0; i < width; ++i) x[i] = sum_of<Sum>(bits[i]);
     }
 
     template <int width>
-    static __device__ __forceinline__ void add_remote(float (&x)[width], std::uint32_t address) {
+    static __device__ __forceinline__ void add_remote(Sum (&x)[width], std::uint32_t address) {
+        const auto sum = [](float there) { return sum_of<Sum>(__float_as_uint(there)); };
         if constexpr (width == 1) {
-            x[0] += load_remote_float(address);
+            x[0] += sum(load_remote_float(address));
         } else {
 #pragma unroll
             for (int i = 0; i < width; i += 4) {
                 const float4 values = load_remote(address + 4 * i);
-                x[i] += values.x, x[i + 1] += values.y, x[i + 2] += values.z, x[i + 3] += values.w;
+                x[i] += sum(values.x), x[i + 1] += sum(values.y), x[i + 2] += sum(values.z), x[i + 3] += sum(values.w);
             }
         }
     }
 
-    // The sums of a piece, 32 of each thread. They are found in registers, by constants.
+    // They are found in registers, by constants.
     __device__ __forceinline__ void write_piece(std::uint32_t target, const Sums& sums, int piece) const {
 #pragma unroll
         for (int i = 0; i < Shape::pieces; ++i)
-            if (i == piece) write_sums(target, &sums[i / Shape::pieces_q][i % Shape::pieces_q * 32]);
+            if (i == piece) write_sums(target, sums_of(sums, i));
     }
 
     // Those of a swapped tile as its transpose.
-    __device__ __forceinline__ void write_sums(std::uint32_t piece, const float* sums) const {
+    __device__ __forceinline__ void write_sums(std::uint32_t piece, const Sum* sums) const {
         constexpr int columns = Shape::swapped ? Shape::tile_q : 64;
         const int lane = thread % 32, first_p = thread / 32 * 16 + lane / 4, first_q = lane % 4 * 2;
         const auto each = [&](auto&& put) {
@@ -175,12 +289,12 @@ class GemmEpilogue {
                 for (int j = 0; j < columns / 8; ++j)
                     put(first_p + 8 * half, first_q + 8 * j, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
         };
-        each([&](int p, int q, float x, float y) {
+        each([&](int p, int q, Sum x, Sum y) {
             if constexpr (Shape::swapped) {
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(piece + place(q, p)), "f"(x) : "memory");
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(piece + place(q + 1, p)), "f"(y) : "memory");
+                store_shared(piece + place(q, p), x);
+                store_shared(piece + place(q + 1, p), y);
             } else {
-                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(piece + place(p, q)), "f"(x), "f"(y) : "memory");
+                store_shared(piece + place(p, q), x, y);
             }
         });
     }
@@ -191,21 +305,21 @@ class GemmEpilogue {
         const int p = (group * Shape::blocks_p + piece / Shape::pieces_q) * 64, q = piece % Shape::pieces_q * 64;
         const int first_row = tile.m + (Shape::swapped ? 0 : p), first_column = tile.n + (Shape::swapped ? p : q);
         if (call.vectors)
-            finish_part<8>(tile.batch, first_row, first_column, address, part, splits);
+            finish_part<8>(tile, first_row, first_column, address, part, splits);
         else
-            finish_part<1>(tile.batch, first_row, first_column, address, part, splits);
+            finish_part<1>(tile, first_row, first_column, address, part, splits);
     }
 
     template <int width>
-    __device__ __forceinline__ void finish_part(int batch, int first_row, int first_column, std::uint32_t address,
-                                                int part, int splits) const {
+    __device__ __forceinline__ void finish_part(const GemmTile& tile, int first_row, int first_column,
+                                                std::uint32_t address, int part, int splits) const {
         constexpr int in_row = 64 / width, apart = 128 / in_row;  // rows of a thread
         constexpr int at_once = width == 1 ? 4 : 1;               // so that threads wait less for single elements
         const int count = Shape::piece_rows / splits, column = thread % in_row * width;
-        const int end = min((part + 1) * count, call.m - first_row);
+        const int end = min((part + 1) * count, tile.end_m - first_row);
         if (first_column + column >= call.n) return;
         for (int first = part * count + thread / in_row; first < end; first += at_once * apart) {
-            float x[at_once][width] = {};
+            Sum x[at_once][width] = {};
             const auto each = [&](auto&& add) {
 #pragma unroll
                 for (int i = 0; i < at_once; ++i)
@@ -219,7 +333,7 @@ class GemmEpilogue {
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
                 const int row = first + i * apart;
-                if (row < end) finish<Row>(call, batch, first_row + row, first_column + column, x[i]);
+                if (row < end) finish<Row>(call, tile, first_row + row, first_column + column, x[i]);
             }
         }
     }
@@ -227,7 +341,7 @@ class GemmEpilogue {
     const GemmCall& call;
     const std::uint32_t shared;
     const int group, thread;
-    GemmPieces<Row> pieces;  // of a plain product
+    GemmPieces<Row, Out> pieces;  // of a plain product
 };
 
 }  // namespace catalog::cuda

@@ -1,4 +1,5 @@
-// GEMM for Hopper, specialised for one row of the catalog: families universal and multi_d, pipeline sm90_wgmma.
+// GEMM for Hopper, specialised for one row of the catalog: pipeline sm90_wgmma; families universal, multi_d and grouped,
+// and those with scales.
 //
 // A block has one warp that loads through TMA, and warpgroups that compute, each of 64 or 128 rows of a tile. Blocks
 // work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. With
@@ -9,57 +10,28 @@
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //
 //     struct Row {
-//         using dtype = catalog::cuda::bf16;
-//         static constexpr bool a_along = true, b_along = true;        // contiguous along the depth
+//         using dtype = catalog::cuda::bf16, out = dtype;                // of A and B; of C, D tensors and the bias
+//         static constexpr bool a_along = true, b_along = true;          // contiguous along the depth
+//         static constexpr bool given_a_along = true, given_b_along = true;  // the same of the tensors of a call
 //         static constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of C, and a stage of the depth
 //         static constexpr int wave_m = 8, wave_n = 1;                   // warps that compute
 //         static constexpr int warp_tile_m = 64;                         // less: C is computed as its transpose
+//         static constexpr int warp_tile_n = 256;                        // columns of a wgmma, unless less
 //         static constexpr int num_stages = 4;
 //         static constexpr int num_d = 0;
 //         static constexpr bool multiplies = false;                      // D tensors are factors
+//         static constexpr auto scales = catalog::cuda::Scales::no;      // of A and B
+//         static constexpr bool grouped = false;                         // groups of rows, or of the depth
+//         static constexpr bool along_depth = false;
 //     };
 #pragma once
 
+#include "gemm_consumer.hpp"
 #include "gemm_copy.hpp"
-#include "gemm_epilogue.hpp"
 
 #include "abi/export.hpp"
-#include "cuda/gemm_product.hpp"
 
 namespace catalog::cuda {
-
-// The tiles of a block, one after the other, and its part of their depth.
-template <class Row>
-class GemmTiles {
-    using Shape = GemmShape<Row>;
-
-   public:
-    int first_step, end_step;
-
-    __device__ __forceinline__ explicit GemmTiles(const GemmCall& call) : call(call) {
-        const int place = static_cast<int>(blockIdx.x), part = place % call.splits;
-        const int steps = (call.k + Row::tile_k - 1) / Row::tile_k;
-        index = place / call.splits;
-        clusters = call.grid / call.splits;
-        first_step = steps * part / call.splits;  // far from overflowing: there are at most 2^24 steps
-        end_step = steps * (part + 1) / call.splits;
-    }
-
-    __device__ __forceinline__ bool exists() const { return index < call.tiles; }
-    __device__ __forceinline__ void next() { index += clusters; }
-
-    __device__ __forceinline__ GemmTile tile() const {
-        const int of_product = call.tiles_m * call.tiles_n, batch = index / of_product;
-        const int within = index - batch * of_product, of_band = call.band * call.tiles_n;
-        const int first = within / of_band * call.band, height = min(call.band, call.tiles_m - first);
-        const int in_band = within - first * call.tiles_n, column = in_band / height;
-        return {batch, (first + in_band - column * height) * Row::tile_m, column * Row::tile_n};
-    }
-
-   private:
-    const GemmCall& call;
-    int index, clusters;
-};
 
 // Loads the stages of P and Q. One thread.
 template <class Row>
@@ -77,15 +49,22 @@ class GemmProducer {
         for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
             const GemmTile tile = tiles.tile();
             const int p = Shape::swapped ? tile.n : tile.m, q = Shape::swapped ? tile.m : tile.n;
-            for (int step = tiles.first_step; step < tiles.end_step; ++step) {
+            const RaggedRows rows_p = rows_of_group(call.p_row, tile.first_k, tile.end_k);
+            const RaggedRows rows_q = rows_of_group(call.q_row, tile.first_k, tile.end_k);
+            for (int step = tiles.first_step(); step < tiles.end_step(); ++step) {
                 const std::uint32_t full = Shape::full(shared, ring.stage);
                 const std::uint32_t target = shared + ring.stage * Shape::stage_bytes;
                 barrier_wait(Shape::empty(shared, ring.stage), ring.phase ^ 1);
                 barrier_arrive_expect(full, Shape::stage_bytes);
                 const int depth = step * Shape::tile_k;
-                load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
-                load<Shape::major_q, Shape::q_bytes, Shape::panel_q>(call.q, target + Shape::p_bytes, full, q, depth,
-                                                                     tile.batch);
+                const std::uint32_t target_q = target + Shape::p_bytes;
+                if constexpr (Row::along_depth) {
+                    load_rows<Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, rows_p);
+                    load_rows<Shape::q_bytes, Shape::panel_q>(call.q, target_q, full, q, depth, rows_q);
+                } else {
+                    load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
+                    load<Shape::major_q, Shape::q_bytes, Shape::panel_q>(call.q, target_q, full, q, depth, tile.batch);
+                }
                 ring.next();
             }
         }
@@ -97,52 +76,33 @@ class GemmProducer {
     static __device__ __forceinline__ void load(const Operand& operand, std::uint32_t target, std::uint32_t full,
                                                 int first, int depth, int batch) {
         constexpr bool along = major == Major::k;
+        constexpr int columns = in_panel_row<typename Row::dtype>;
         static_assert(bytes % panel_bytes == 0);
 #pragma unroll
         for (int panel = 0; panel < bytes / panel_bytes; ++panel)
-            tma_load(target + panel * panel_bytes, &operand.map, full, (along ? depth : first) + 64 * panel,
+            tma_load(target + panel * panel_bytes, &operand.map, full, (along ? depth : first) + columns * panel,
                      along ? first : depth, operand.batched ? batch : 0);
     }
 
-    const GemmCall& call;
-    const std::uint32_t shared;
-};
-
-// One warpgroup: sums its rows of P times Q.
-template <class Row>
-class GemmConsumer {
-    using Shape = GemmShape<Row>;
-
-   public:
-    __device__ __forceinline__ GemmConsumer(const GemmCall& call, std::uint32_t shared, int group)
-        : call(call), shared(shared), group(group), product(shared, group) {}
-
-    __device__ __forceinline__ void run() {
-        float sums[Shape::blocks_p][Shape::tile_q / 2];
-        GemmEpilogue<Row> epilogue(call, shared, group);
-        for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
-            product.multiply(tiles.end_step - tiles.first_step, sums);
-            if constexpr (!Shape::swapped)
-                if (call.plain && call.splits == 1) {
-                    epilogue.store_plain(tiles.tile(), sums);
-                    continue;
-                }
-            epilogue.store(tiles.tile(), sums);
-        }
-        if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+    // The same, of a group of the depth: zeros follow it.
+    template <int bytes, int panel_bytes>
+    static __device__ __forceinline__ void load_rows(const Operand& operand, std::uint32_t target, std::uint32_t full,
+                                                     int first, int depth, const RaggedRows& rows) {
+        constexpr int columns = in_panel_row<typename Row::dtype>;
+#pragma unroll
+        for (int panel = 0; panel < bytes / panel_bytes; ++panel)
+            tma_load(target + panel * panel_bytes, &operand.map, full, first + columns * panel, rows.first_row + depth,
+                     rows.low, rows.high, RaggedRows::wrap);
     }
 
-   private:
     const GemmCall& call;
     const std::uint32_t shared;
-    const int group;
-    GemmProduct<Row> product;
 };
 
 template <class Row>
 __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const __grid_constant__ GemmCall call) {
     using Shape = GemmShape<Row>;
-    constexpr RegisterBudget budget = register_budget(Shape::groups, 1, 56);
+    constexpr RegisterBudget budget = register_budget(Shape::groups, 1, Shape::in_blocks ? 24 : 56);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
     if (threadIdx.x == 0) Shape::init(shared);
@@ -186,22 +146,41 @@ inline catalog_status launch_readable(const catalog_args& args, cudaStream_t str
     return ran ? status : CATALOG_DEVICE_ERROR;
 }
 
+// Operands of 8 bits and groups of the depth are read in one layout: others are transposed.
 template <class Row>
-inline std::int32_t launch_gemm_wgmma(const catalog_args* given, cudaStream_t stream) noexcept {
-    using T = typename Row::dtype;
-    if (const catalog_status status = check_abi(given); status != CATALOG_OK) return status;
-    catalog_args args = *given;
-    if (!valid_sizes(args) || splits_of<Row>(args) != std::max<std::int64_t>(args.num_splits, 1))
-        return CATALOG_BAD_ARGUMENT;
-    if (args.batch == 0 || args.m == 0 || args.n == 0) return CATALOG_OK;
-    if (!valid_tensors(args, Row::num_d)) return CATALOG_BAD_ARGUMENT;
+inline catalog_status launch_copied(catalog_args args, cudaStream_t stream) {
+    using Shape = GemmShape<Row>;
     if (args.k == 0) return launch_readable<Row>(args, stream);
-    ReadableCopies<T> copies(stream);
-    copies.add(args.a, args.batch, Row::a_along ? args.m : args.k, Row::a_along ? args.k : args.m);
-    copies.add(args.b, args.batch, Row::b_along ? args.n : args.k, Row::b_along ? args.k : args.n);
+    const std::int64_t m = args.m, n = args.n, k = args.k;
+    const std::int64_t products_a = Row::grouped ? 1 : args.batch, products_b = Row::along_depth ? 1 : args.batch;
+    const bool a_along = Row::given_a_along, b_along = Row::given_b_along;
+    ReadableCopies<typename Row::dtype> copies(stream);
+    copies.add(args.a, products_a, a_along ? m : k, a_along ? k : m, a_along != Shape::a_along);
+    copies.add(args.b, products_b, b_along ? n : k, b_along ? k : n, b_along != Shape::b_along);
     copies.run();
     if (copies.status != CATALOG_OK) return copies.status;
     return launch_readable<Row>(args, stream);
+}
+
+// A row as it computes groups of the depth: both operands have the depth as rows, which end where a group ends.
+template <class Row>
+struct AlongDepth : Row {
+    static constexpr bool a_along = false, b_along = false, along_depth = true;
+    static constexpr int num_stages = stages_of_groups<Row>;
+};
+
+template <class Row>
+inline std::int32_t launch_gemm_wgmma(const catalog_args* given, cudaStream_t stream) noexcept {
+    if (const catalog_status status = check_abi(given); status != CATALOG_OK) return status;
+    const catalog_args& args = *given;
+    if (!valid_sizes(args) || splits_of<Row>(args) != std::max<std::int64_t>(args.num_splits, 1))
+        return CATALOG_BAD_ARGUMENT;
+    if (args.batch == 0 || args.m == 0 || args.n == 0) return CATALOG_OK;
+    if (!valid_tensors<Row>(args)) return CATALOG_BAD_ARGUMENT;
+    if constexpr (Row::grouped && sizeof(typename Row::dtype) == 2)
+        if (args.group_axis == CATALOG_GROUPS_OF_K) return launch_copied<AlongDepth<Row>>(args, stream);
+    if (Row::grouped && args.group_axis != CATALOG_GROUPS_OF_M) return CATALOG_BAD_ARGUMENT;
+    return launch_copied<Row>(args, stream);
 }
 
 template <class Row>

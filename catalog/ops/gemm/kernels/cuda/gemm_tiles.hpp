@@ -1,0 +1,112 @@
+// Which tiles of C a block computes, one after the other: those of products of the same size, or those of groups.
+#pragma once
+
+#include "cuda/tensor_map.hpp"
+#include "gemm_call.hpp"
+
+namespace catalog::cuda {
+
+// A tile by the coordinates of its first element, and which rows of C and which part of the depth are its product's.
+struct GemmTile {
+    int batch, m, n;
+    int first_m, end_m;
+    int first_k, end_k;
+};
+
+// The place of a tile among `across` columns of tiles: bands of `band` rows, each column by column.
+struct TilePlace {
+    int row, column;
+
+    __device__ __forceinline__ TilePlace(int index, int down, int across, int band) {
+        const int of_band = band * across, first = index / of_band * band, height = min(band, down - first);
+        const int in_band = index - first * across;
+        column = in_band / height;
+        row = first + in_band - column * height;
+    }
+};
+
+// Those of products of the same size. A block takes a part of their depth.
+template <class Row>
+class ProductTiles {
+   public:
+    __device__ __forceinline__ explicit ProductTiles(const GemmCall& call) : call(call) {
+        const int place = static_cast<int>(blockIdx.x), part = place % call.splits;
+        const int steps = (call.k + Row::tile_k - 1) / Row::tile_k;
+        index = place / call.splits;
+        clusters = call.grid / call.splits;
+        first = steps * part / call.splits;  // far from overflowing: there are at most 2^24 steps
+        end = steps * (part + 1) / call.splits;
+    }
+
+    __device__ __forceinline__ bool exists() const { return index < call.tiles; }
+    __device__ __forceinline__ void next() { index += clusters; }
+    __device__ __forceinline__ int first_step() const { return first; }
+    __device__ __forceinline__ int end_step() const { return end; }
+
+    __device__ __forceinline__ GemmTile tile() const {
+        const int of_product = call.tiles_m * call.tiles_n, batch = index / of_product;
+        const TilePlace place(index - batch * of_product, call.tiles_m, call.tiles_n, call.band);
+        return {batch, place.row * Row::tile_m, place.column * Row::tile_n, 0, call.m, 0, call.k};
+    }
+
+   private:
+    const GemmCall& call;
+    int index, clusters, first, end;
+};
+
+// Those of all groups. Where groups are starts in the device's memory: the host knows how many tiles there may be.
+template <class Row>
+class GroupTiles {
+   public:
+    __device__ __forceinline__ explicit GroupTiles(const GemmCall& call)
+        : call(call), index(static_cast<int>(blockIdx.x)) {
+        find();
+    }
+
+    __device__ __forceinline__ bool exists() const { return group < call.groups; }
+    __device__ __forceinline__ int first_step() const { return 0; }
+    __device__ __forceinline__ int end_step() const {
+        return ((Row::along_depth ? end - start : call.k) + Row::tile_k - 1) / Row::tile_k;
+    }
+
+    __device__ __forceinline__ void next() {
+        index += call.grid;
+        find();
+    }
+
+    __device__ __forceinline__ GemmTile tile() const {
+        const TilePlace place(index - before, down(), call.tiles_n, call.band);
+        const int m = place.row * Row::tile_m, n = place.column * Row::tile_n;
+        if constexpr (Row::along_depth) return {group, m, n, 0, call.m, start, end};
+        return {group, start + m, n, start, end, 0, call.k};
+    }
+
+   private:
+    __device__ __forceinline__ int down() const {
+        return Row::along_depth ? call.tiles_m : (end - start + Row::tile_m - 1) / Row::tile_m;
+    }
+
+    // The group that has the tile of this index.
+    __device__ __forceinline__ void find() {
+        for (; group < call.groups; ++group) {
+            start = __ldg(call.starts + group);
+            end = __ldg(call.starts + group + 1);
+            const int tiles = down() * call.tiles_n;
+            if (index - before < tiles) return;
+            before += tiles;
+        }
+    }
+
+    const GemmCall& call;
+    int index, group = 0, before = 0, start = 0, end = 0;
+};
+
+template <class Row>
+using GemmTiles = std::conditional_t<Row::grouped, GroupTiles<Row>, ProductTiles<Row>>;
+
+// Rows of a matrix that are those of a group, as a ragged map counts them.
+__device__ __forceinline__ RaggedRows rows_of_group(std::int64_t row_bytes, int first, int end) {
+    return {row_bytes * first, row_bytes, end - first};
+}
+
+}  // namespace catalog::cuda

@@ -98,16 +98,16 @@ inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, c
     return !meets || (fits && describe_images<T, axes>(phase.images, images, phase.lower, phase.step, phase.count, box));
 }
 
-// The parts of the depth for which the time is least, in cycles of a multiprocessor: each wave of tiles does its steps;
-// sums of parts are written and read once.
+// The parts of the depth for which the time is least, in microseconds of an H200: each wave of tiles does its steps; sums
+// of parts are written and read once, by another kernel.
 template <class Row>
 inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors) {
-    using Shape = ConvShape<Row>;
-    constexpr double area = Row::tile_m * Row::tile_n, step = 52 + std::max(0.0272 * area, 1.37 * (Row::tile_m + Row::tile_n));
-    constexpr double fixed = 1500 + 0.05 * area / Shape::groups, launch = 5000, bytes_per_cycle = 2000;
+    constexpr double area = Row::tile_m * Row::tile_n, loaded = Row::tile_m + Row::tile_n;
+    constexpr double step = 0.0226 + std::max(0.0000182 * area, 0.00107 * loaded);
+    constexpr double fixed = 0.84 + 0.0000398 * area / ConvShape<Row>::groups, launch = 8.7, of_sum = 0.000001;
     const auto time = [&](std::int64_t splits) {
         const double waves = static_cast<double>(parts(tiles * splits, processors));
-        const double sums = splits > 1 ? launch + static_cast<double>(tiles * splits) * area * 8 / bytes_per_cycle : 0;
+        const double sums = splits > 1 ? launch + static_cast<double>(tiles * splits) * area * of_sum : 0;
         return waves * (fixed + static_cast<double>(parts(steps, splits)) * step) + sums;
     };
     constexpr std::int64_t most = 64;

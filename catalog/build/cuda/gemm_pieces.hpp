@@ -23,8 +23,6 @@ class GemmPieces {
     // afterwards.
     template <class Values, class Put>
     __device__ __forceinline__ void store(const Sums& sums, Values&& values, Put&& put) {
-        const int lane = thread % 32, matrix = lane / 8;
-        const int row = thread / 32 * 16 + lane % 8 + 8 * (matrix % 2);
 #pragma unroll
         for (int block = 0; block < Shape::blocks_p; ++block) {
 #pragma unroll
@@ -33,12 +31,7 @@ class GemmPieces {
                 half ^= Shape::half_piece_bytes;
                 if (thread == 0) bulk_wait_read<1>();  // of this half
                 sync();
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const auto value = values(&sums[block][32 * piece + 8 * j], block, 64 * piece + 16 * j);
-                    const auto two = [&](int i) { return pack<Out>(value(i), value(i + 1)); };
-                    store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));
-                }
+                stage(target, sums, values, block, piece);
                 fence_proxy_async();
                 sync();
                 if (thread == 0) {
@@ -49,7 +42,45 @@ class GemmPieces {
         }
     }
 
+    // The same by all threads: `put(block, share, column, values)` writes eight elements of the row share * 16 +
+    // thread / 8 of a block of 64 rows, in the columns from `column` of the tile on.
+    template <class Values, class Put>
+    __device__ __forceinline__ void store_by_threads(const Sums& sums, Values&& values, Put&& put) {
+#pragma unroll
+        for (int block = 0; block < Shape::blocks_p; ++block) {
+#pragma unroll
+            for (int piece = 0; piece < Shape::pieces_q; ++piece) {
+                const std::uint32_t target = out + half;
+                half ^= Shape::half_piece_bytes;  // its last readers are past the sync of the piece between
+                stage(target, sums, values, block, piece);
+                sync();
+#pragma unroll
+                for (int share = 0; share < 4; ++share) {
+                    uint4 x;
+                    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                                 : "r"(target + swizzled(share * 16 + thread / 8, thread % 8 * 16)));
+                    put(block, share, 64 * piece + thread % 8 * 8, x);
+                }
+            }
+        }
+    }
+
    private:
+    // A piece's values, rounded, into shared memory.
+    template <class Values>
+    __device__ __forceinline__ void stage(std::uint32_t target, const Sums& sums, Values& values, int block,
+                                          int piece) const {
+        const int lane = thread % 32, matrix = lane / 8;
+        const int row = thread / 32 * 16 + lane % 8 + 8 * (matrix % 2);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const auto value = values(&sums[block][32 * piece + 8 * j], block, 64 * piece + 16 * j);
+            const auto two = [&](int i) { return pack<Out>(value(i), value(i + 1)); };
+            store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));
+        }
+    }
+
     // Of this warpgroup.
     __device__ __forceinline__ void sync() { named_barrier_sync(1 + group, 128); }
 

@@ -37,8 +37,8 @@ class Conv(Operation):
     main_space = "ck"
     index = ("family", "dtype", "ndim")
     parameters = (
-        *("n", "c", "k", "g", "channels_in", "channels_out", "rows", "columns", "depth", "taps", "phases"),
-        *("gathers", "narrow"),
+        *("n", "c", "k", "g", "channels_in", "channels_out", "rows", "columns", "depth", "phases"),
+        *("gathered_taps", "gathers", "narrow"),
         *("pointwise", "unit_stride", "filter_of_three", "dilated", "is_depthwise", "last", *PLANE),
     )
     listed = ("arch", "family", "dtype", "ndim", "pipeline", "built", "name")

@@ -73,9 +73,9 @@ def _tiles_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[st
     """Terms of tiles of an implicit product: waves of them, and the steps of 64 of the depth in each."""
     algorithm, blocks = kernel.algorithm, math.ceil(problem.channels_in / 64)
     weighs = problem.direction == "bwd_weight"
-    columns = 64 * problem.taps * blocks if weighs else problem.columns
+    columns = 64 * problem.gathered_taps * blocks if weighs else problem.columns
     channels = blocks if problem.direction == "forward" else math.ceil(problem.channels_out / 64)
-    steps = math.ceil(problem.depth / 64) if weighs else problem.taps * channels / _windows(problem)
+    steps = math.ceil(problem.depth / 64) if weighs else problem.gathered_taps * channels / _windows(problem)
     down = math.ceil(problem.rows / _windows(problem) / algorithm.tile_m) * _windows(problem)
     tiles = problem.g * down * math.ceil(columns / algorithm.tile_n)
     area, share = algorithm.tile_m * algorithm.tile_n, max(1.0, tiles / units)

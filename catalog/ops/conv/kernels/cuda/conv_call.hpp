@@ -42,7 +42,7 @@ struct ConvCall {
     int gradient_channels;            // the same of `gradient`
     int phase_count, tiles_n, tiles, splits;
     bool plain;  // TMA can store the result
-    bool pairs;  // elements of the result can be written two at a time
+    bool vectors, pairs;  // elements of the result can be written eight, or two at a time
 };
 
 inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (extent + part - 1) / part; }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "abi/export.hpp"
-#include "conv_copy.hpp"
+#include "conv_few.hpp"
 #include "conv_wgmma.hpp"
 #include "geometry/call.hpp"
 
@@ -21,7 +21,9 @@ class ConvLaunch {
     using Call = ConvCall<axes>;
 
    public:
-    ConvLaunch(const catalog_args& args, cudaStream_t stream) : args(args), of(args), stream(stream) {}
+    // Images may have more channels than the filters: what is in them meets zeros, or is not stored.
+    ConvLaunch(const catalog_args& args, cudaStream_t stream, std::int64_t image_channels)
+        : args(args), of(args), stream(stream), image_channels(image_channels) {}
 
     catalog_status run() {
         if (!valid()) return CATALOG_BAD_ARGUMENT;
@@ -35,15 +37,20 @@ class ConvLaunch {
             cudaFuncSetAttribute(conv_wgmma<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes) !=
                 cudaSuccess)
             return launched(), CATALOG_DEVICE_ERROR;
-        ConvTensor x{args.input.data, args.n, args.input.stride_first, args.c / args.g, args.c, of.size};
+        ConvTensor x{args.input.data, args.n, args.input.stride_first, image_channels / args.g, image_channels, of.size};
         ConvTensor y{args.output.data, args.n, args.output.stride_first, args.k / args.g, args.k, of.out};
         ConvTensor w{args.weight.data, args.k, args.weight.stride_first, args.c / args.g, args.c / args.g, of.filter};
         ReadableTensors<T> readable;
         // Boxes begin at multiples of 16 bytes. Where channels are the depth, those of other groups must not be in them.
         constexpr int apart = weighs ? 8 : block_channels;
-        if constexpr (direction != Direction::bwd_data) readable.add(x, args.g, apart);
-        if constexpr (direction != Direction::forward) readable.add(y, args.g, apart);
-        if constexpr (!weighs) readable.add(w, 1, 8);
+        const auto in_blocks = [&](const ConvTensor& tensor) {
+            return args.g == 1 && of.taps() >= 6 && tensor.channels < 2 * block_channels && tensor.channels % block_channels;
+        };
+        const bool blocks = in_blocks(direction == Direction::bwd_data ? y : x);
+        if constexpr (direction != Direction::bwd_data) readable.add(x, args.g, apart, blocks);
+        if constexpr (direction != Direction::forward) readable.add(y, args.g, apart, !weighs && blocks);
+        const bool forward_blocks = direction == Direction::forward && (blocks || image_channels > args.c);
+        if constexpr (!weighs) readable.add(w, 1, 8, forward_blocks);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
         readable.run(copies.data, stream);
@@ -109,7 +116,7 @@ class ConvLaunch {
             if (tiles > 1 << 24) return false;
         }
         call.tiles = static_cast<int>(tiles);
-        return (weighs ? describe_gradient(call, y) : describe_weight(call, w, k, c)) && describe_result(call, columns);
+        return (weighs ? describe_gradient(call, y) : describe_weight(call, w, k)) && describe_result(call, columns);
     }
 
     static bool describe_gradient(Call& call, const ConvTensor& y) {
@@ -120,8 +127,8 @@ class ConvLaunch {
         return describe_images<T, axes>(call.gradient, y, none, ones, extents, Shape::tile_k);
     }
 
-    bool describe_weight(Call& call, const ConvTensor& w, std::int64_t k, std::int64_t c) const {
-        const std::uint64_t extents[4] = {std::uint64_t(c), std::uint64_t(of.taps()), std::uint64_t(k),
+    bool describe_weight(Call& call, const ConvTensor& w, std::int64_t k) const {
+        const std::uint64_t extents[4] = {std::uint64_t(w.all_channels), std::uint64_t(of.taps()), std::uint64_t(k),
                                           std::uint64_t(args.g)};
         const std::uint64_t filter = args.k > 1 ? w.stride * sizeof(T) : w.all_channels * of.taps() * sizeof(T);
         const std::uint64_t strides[3] = {w.all_channels * sizeof(T), filter, k * filter};
@@ -136,6 +143,7 @@ class ConvLaunch {
             return rows && all && apart && reinterpret_cast<std::uintptr_t>(call.result) % (unit * sizeof(T)) == 0;
         };
         call.pairs = multiple(2) && columns % 2 == 0;
+        call.vectors = multiple(8) && columns % 8 == 0;
         if (!multiple(8)) return true;
         if constexpr (weighs) {
             const std::int64_t taps = of.taps(), filter = args.k > 1 ? call.stride_result : taps * columns;
@@ -175,6 +183,7 @@ class ConvLaunch {
     const catalog_args& args;
     const conv::Geometry of;
     const cudaStream_t stream;
+    const std::int64_t image_channels;
     int processors = 0;
     std::vector<conv::Window> windows;
 };
@@ -182,7 +191,13 @@ class ConvLaunch {
 template <class Row>
 inline std::int32_t launch_conv_wgmma(const catalog_args* args, cudaStream_t stream) noexcept {
     if (const catalog_status status = conv::check_call<Row::direction>(args); status != CATALOG_OK) return status;
-    return ConvLaunch<Row>(*args, stream).run();
+    if constexpr (Row::direction != Direction::bwd_data) {
+        if (FewChannels<Row>::applies(*args)) {
+            FewChannels<Row> few(*args, stream);
+            return few.status == CATALOG_OK ? ConvLaunch<Row>(few.args, stream, block_channels).run() : few.status;
+        }
+    }
+    return ConvLaunch<Row>(*args, stream, args->c).run();
 }
 
 }  // namespace catalog::cuda

@@ -125,6 +125,11 @@ class ConvResult {
         }
     }
 
+    // Eight columns of one row.
+    __device__ __forceinline__ void put(T* row, int column, const uint4& values) const {
+        if (row && tile.column + column < call.columns) *reinterpret_cast<uint4*>(row + tile.column + column) = values;
+    }
+
     __device__ __forceinline__ void put(T* row, const Columns& columns, int column, float x, float y) const {
         if (!row || column >= columns.count) return;
         T* const to = row + columns.begin + column;
@@ -171,6 +176,8 @@ class ConvEpilogue {
             keep(index, sums);
         else if (call.plain)
             store_plain(tile, sums);
+        else if (!weighs && call.vectors)
+            store_vectors(tile, sums);
         else
             store_elements(tile, sums);
     }
@@ -187,9 +194,10 @@ class ConvEpilogue {
             }
     }
 
+    static constexpr auto as_they_are = [](const float* x, int, int) { return [x](int i) { return x[i]; }; };
+
     __device__ __forceinline__ void store_plain(const ConvTile& tile, const Sums& sums) {
-        const auto values = [](const float* x, int, int) { return [x](int i) { return x[i]; }; };
-        pieces.store(sums, values, [&](std::uint32_t piece, int row, int column) {
+        pieces.store(sums, as_they_are, [&](std::uint32_t piece, int row, int column) {
             row += tile.row, column += tile.column;
             if constexpr (weighs) {
                 const int index = column / block_channels, element = index / call.blocks;
@@ -197,6 +205,19 @@ class ConvEpilogue {
             } else if (row < call.phases[tile.phase].rows) {
                 tma_store(&call.out, piece, column, row, tile.group);
             }
+        });
+    }
+
+    __device__ __forceinline__ void store_vectors(const ConvTile& tile, const Sums& sums) {
+        const ConvResult<Row> result(call, tile);
+        typename Row::dtype* rows[Shape::blocks_p][4];
+#pragma unroll
+        for (int block = 0; block < Shape::blocks_p; ++block)
+#pragma unroll
+            for (int share = 0; share < 4; ++share)
+                rows[block][share] = result.row((group * Shape::blocks_p + block) * 64 + share * 16 + thread / 8);
+        pieces.store_by_threads(sums, as_they_are, [&](int block, int share, int column, const uint4& values) {
+            result.put(rows[block][share], column, values);
         });
     }
 

@@ -2,7 +2,7 @@
 //
 // Groups have as many output as input channels, at most 32 and a power of two, so that 64 channels are whole groups. A
 // block computes such channels of a patch of positions, in runs of 16 along the width. It first loads all that the
-// filter meets there: memory is read about once, whatever the extent of the filter. A warp has 8 of the channels.
+// filter meets there: memory is read about once, whatever the extent of the filter. Two warps have 8 of the channels.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace catalog::cuda {
 
-inline constexpr int narrow_threads = 256, narrow_channels = 64, narrow_run = 16, narrow_runs = 16;
+inline constexpr int narrow_threads = 512, narrow_channels = 64, narrow_run = 16, narrow_runs = 16;
 inline constexpr int narrow_bytes = 200 * 1024;  // of shared memory, at most
 
 // One of height and width.
@@ -32,7 +32,8 @@ struct NarrowCall {
     NarrowAxis height, width;
     int channels, of_group;  // of the result, and of a group of it
     int image_channels, gradient_channels;  // with zeros behind them
-    int filter_width, result_width, gradient_height, gradient_width;
+    int elements, filter_width;  // of the filter
+    int result_width, gradient_height, gradient_width;
     int images_count, blocks;    // of 64 channels
     int rows, segments;          // of a patch: runs of 16 positions; one of them is 1
     int run_step;                // from run to run, in positions of shared memory
@@ -95,10 +96,6 @@ __device__ __forceinline__ int narrow_tap(const NarrowCall& call, int tap_row, i
 __device__ __forceinline__ int narrow_element(const NarrowCall& call, int tap_row, int tap_column) {
     return (call.height.tap + call.height.tap_step * tap_row) * call.filter_width + call.width.tap +
            call.width.tap_step * tap_column;
-}
-
-__device__ __forceinline__ std::uint32_t narrow_pair(const std::uint16_t* low, const std::uint16_t* high) {
-    return static_cast<std::uint32_t>(*low) | static_cast<std::uint32_t>(*high) << 16;
 }
 
 }  // namespace catalog::cuda

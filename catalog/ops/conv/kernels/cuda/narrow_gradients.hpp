@@ -14,17 +14,19 @@ __host__ __device__ __forceinline__ int narrow_pairs(int taps, int of_group) {
 
 // Grid: 64 channels, parts of the patches.
 template <class Row>
-__global__ __launch_bounds__(narrow_threads) void narrow_gradients(const __grid_constant__ NarrowCall call) {
+__global__ __launch_bounds__(narrow_threads, 1) void narrow_gradients(const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
     extern __shared__ __align__(128) char memory[];
     const int block = static_cast<int>(blockIdx.x) % call.blocks, part = static_cast<int>(blockIdx.x) / call.blocks;
     const int images_bytes = call.loaded_height * call.pitch * 128, across = call.segments * narrow_run;
     const std::uint32_t images = shared_address(memory), gradient = images + images_bytes;
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int shares = narrow_threads / 256;  // warps that share 8 channels: their pairs take turns
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 8, share = static_cast<int>(threadIdx.x) / 256;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     const int eights = call.of_group < 8 ? 1 : call.of_group / 8, first_eight = warp / eights * eights;
     const int items = call.height.taps * call.width.taps * eights, pairs = (items + 1) / 2;
     auto* const sums = reinterpret_cast<float4*>(memory + images_bytes + call.rows * across * 128) + warp * pairs * 32;
-    for (int pair = 0; pair < pairs; ++pair) sums[pair * 32 + lane] = make_float4(0, 0, 0, 0);
+    for (int pair = share; pair < pairs; pair += shares) sums[pair * 32 + lane] = make_float4(0, 0, 0, 0);
 
     const int matrix = lane / 8, patches = call.images_count * call.patches_down * call.patches_across;
     for (int index = part; index < patches; index += call.parts) {
@@ -54,7 +56,7 @@ __global__ __launch_bounds__(narrow_threads) void narrow_gradients(const __grid_
             load_matrices_transposed(gradient + narrow_place(at, warp), r);
             b[run][0] = r[0], b[run][1] = r[1], b[run + 1][0] = r[2], b[run + 1][1] = r[3];
         }
-        for (int pair = 0; pair < pairs; ++pair) {
+        for (int pair = share; pair < pairs; pair += shares) {
             const int item = min(2 * pair + matrix % 2, items - 1), tap = item / eights;
             const int tap_row = tap / call.width.taps, tap_column = tap - tap_row * call.width.taps;
             const int eight = first_eight + item - tap * eights;
@@ -76,8 +78,8 @@ __global__ __launch_bounds__(narrow_threads) void narrow_gradients(const __grid_
         }
     }
     auto* const out = reinterpret_cast<float4*>(call.sums) +
-                      ((static_cast<std::int64_t>(part) * call.blocks + block) * (narrow_threads / 32) + warp) * pairs * 32;
-    for (int pair = 0; pair < pairs; ++pair) out[pair * 32 + lane] = sums[pair * 32 + lane];
+                      ((static_cast<std::int64_t>(part) * call.blocks + block) * 8 + warp) * pairs * 32;
+    for (int pair = share; pair < pairs; pair += shares) out[pair * 32 + lane] = sums[pair * 32 + lane];
 }
 
 // Adds the sums of all parts, in order, and rounds them. Grid: all of a part's, by 256.
@@ -86,7 +88,7 @@ __global__ __launch_bounds__(narrow_threads) void narrow_add_parts(const __grid_
     using T = typename Row::dtype;
     const int eights = call.of_group < 8 ? 1 : call.of_group / 8, taps = call.height.taps * call.width.taps;
     const int items = taps * eights, pairs = (items + 1) / 2;
-    const int all = call.blocks * (narrow_threads / 32) * pairs * 32;
+    const int all = call.blocks * 8 * pairs * 32;
     const int index = static_cast<int>(blockIdx.x) * narrow_threads + static_cast<int>(threadIdx.x);
     if (index >= all) return;
     float sum[4] = {};

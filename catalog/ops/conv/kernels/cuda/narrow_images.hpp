@@ -5,15 +5,17 @@
 
 namespace catalog::cuda {
 
-// The element of the weight that output channel `to` of the launch takes from channel `from` of its group. In backward
-// data the launch's output channels are the convolution's input channels.
+// Where the weight has what output channel `to` of the launch takes from channel `from` of its group: the filter of an
+// output channel of the convolution, and an element in it. In backward data the launch's output channels are the
+// convolution's input channels.
 template <class Row>
-__device__ __forceinline__ const std::uint16_t* narrow_weight(const NarrowCall& call, int to, int from, int element) {
-    const auto* const weight = static_cast<const std::uint16_t*>(call.weight);
-    const int in_group = to % call.of_group, group = to - in_group;
-    constexpr bool forward = Row::direction == Direction::forward;
-    return weight + (forward ? to : group + from) * call.stride_weight + element * call.of_group +
-           (forward ? from : in_group);
+__device__ __forceinline__ int narrow_filter(const NarrowCall& call, int to, int from) {
+    return Row::direction == Direction::forward ? to : to / call.of_group * call.of_group + from;
+}
+
+template <class Row>
+__device__ __forceinline__ int narrow_place_in_filter(const NarrowCall& call, int to, int from, int element) {
+    return element * call.of_group + (Row::direction == Direction::forward ? from : to % call.of_group);
 }
 
 // Rounded results of the patch from shared memory to the result: 8 channels of a position at a time.
@@ -46,24 +48,58 @@ __device__ __forceinline__ void narrow_store(const NarrowCall& call, std::uint32
     }
 }
 
+// The filters of a block's channels in shared memory, each with 16 bytes more where that puts neighbours into different
+// banks.
+__host__ __device__ __forceinline__ int narrow_filter_bytes(int elements, int of_group) {
+    const int bytes = elements * of_group * 2;
+    return bytes + (bytes / 16 % 2 == 0 ? 16 : 0);
+}
+
+__device__ __forceinline__ void narrow_load_filters(std::uint32_t target, const NarrowCall& call, int first_channel) {
+    const auto* const weight = static_cast<const std::uint16_t*>(call.weight);
+    const int pitch = narrow_filter_bytes(call.elements, call.of_group), pieces = call.elements * call.of_group / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < narrow_channels * pieces; i += narrow_threads) {
+        const int filter = i / pieces, piece = i - filter * pieces;
+        const bool exists = first_channel + filter < call.channels;
+        const std::int64_t place = exists ? (first_channel + filter) * call.stride_weight + 8 * piece : 0;
+        copy_async(target + filter * pitch + 16 * piece, weight + place, exists);
+    }
+}
+
+__device__ __forceinline__ std::uint32_t narrow_read(std::uint32_t address) {
+    std::uint32_t value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
+    return value;
+}
+
+__device__ __forceinline__ std::uint32_t narrow_read_half(std::uint32_t address) {
+    std::uint16_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
+    return value;
+}
+
 // Groups of 8, 16 or 32 channels, by matrix instructions of 16 positions and 8 output channels; the depth is 16 input
 // channels of one element of the filter, or 8 of each of two.
 template <class Row>
-__global__ __launch_bounds__(narrow_threads) void narrow_images_mma(const __grid_constant__ NarrowCall call) {
+__global__ __launch_bounds__(narrow_threads, 2) void narrow_images_mma(const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
     extern __shared__ __align__(128) char memory[];
-    const std::uint32_t shared = shared_address(memory);
+    const std::uint32_t shared = shared_address(memory), filters = shared + call.loaded_height * call.pitch * 128;
     const int block = static_cast<int>(blockIdx.x) % call.blocks;
     const NarrowPatch patch(call, static_cast<int>(blockIdx.x) / call.blocks);
     narrow_load_images(shared, call, patch, block * narrow_channels);
+    narrow_load_filters(filters, call, block * narrow_channels);
     copy_commit();
 
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int runs = narrow_runs / (narrow_threads / 256);  // of a warp
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 8, lane = static_cast<int>(threadIdx.x) % 32;
+    const int first_run = static_cast<int>(threadIdx.x) / 256 * runs, last_run = call.rows * call.segments - first_run;
     const int matrix = lane / 8, eights = call.of_group / 8, items = call.height.taps * call.width.taps * eights;
-    const int channel = block * narrow_channels + warp * 8 + lane / 4, first_eight = warp / eights * eights;
-    // A run's positions of this lane's matrix row, and from run to run.
-    const int position = (lane % 8 + 8 * (matrix % 2)) * call.width.step;
-    float sums[narrow_runs][4] = {};
+    const int channel = warp * 8 + lane / 4, first_eight = warp / eights * eights;
+    const int pitch = narrow_filter_bytes(call.elements, call.of_group);
+    // A run's positions of this lane's matrix row.
+    const int position = first_run * call.run_step + (lane % 8 + 8 * (matrix % 2)) * call.width.step;
+    float sums[runs][4] = {};
     copy_wait<0>();
     __syncthreads();
     for (int item = 0; item < items; item += 2) {
@@ -79,20 +115,25 @@ __global__ __launch_bounds__(narrow_threads) void narrow_images_mma(const __grid
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             b[i] = 0;
-            if (item + i >= items || channel >= call.channels) continue;
+            if (item + i >= items) continue;
             split(item + i, row, column, eight);
             const int element = narrow_element(call, row, column), from = 8 * eight + lane % 4 * 2;
-            b[i] = narrow_pair(narrow_weight<Row>(call, channel, from, element),
-                               narrow_weight<Row>(call, channel, from + 1, element));
+            const auto at = [&](int from) {
+                return filters + narrow_filter<Row>(call, channel, from) * pitch +
+                       2 * narrow_place_in_filter<Row>(call, channel, from, element);
+            };
+            if constexpr (Row::direction == Direction::forward)
+                b[i] = narrow_read(at(from));
+            else
+                b[i] = narrow_read_half(at(from)) | narrow_read_half(at(from + 1)) << 16;
         }
-        const bool second = matrix >= 2 && item + 1 < items;
-        split(item + (second ? 1 : 0), row, column, eight);
-        const std::uint32_t first = shared + narrow_place(position + narrow_tap(call, row, column), first_eight + eight);
         // An odd item has no second one: its factor must be zero whatever the images are.
         const bool absent = item + 1 >= items;
+        split(item + (matrix >= 2 && !absent ? 1 : 0), row, column, eight);
+        const std::uint32_t first = shared + narrow_place(position + narrow_tap(call, row, column), first_eight + eight);
 #pragma unroll
-        for (int run = 0; run < narrow_runs; ++run) {
-            if (run >= call.rows * call.segments) break;
+        for (int run = 0; run < runs; ++run) {
+            if (run >= last_run) break;
             std::uint32_t a[4];
             load_matrices(first + run * call.run_step * 128, a);
             if (absent) a[2] = a[3] = 0;
@@ -101,9 +142,9 @@ __global__ __launch_bounds__(narrow_threads) void narrow_images_mma(const __grid
     }
     __syncthreads();
 #pragma unroll
-    for (int run = 0; run < narrow_runs; ++run) {
-        if (run >= call.rows * call.segments) break;
-        const int at = run * narrow_run + lane / 4;
+    for (int run = 0; run < runs; ++run) {
+        if (run >= last_run) break;
+        const int at = (first_run + run) * narrow_run + lane / 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + narrow_place(at + 8 * half, warp) + lane % 4 * 4),
@@ -114,10 +155,10 @@ __global__ __launch_bounds__(narrow_threads) void narrow_images_mma(const __grid
     narrow_store<Row>(call, shared, patch, block * narrow_channels);
 }
 
-// Groups of `width` channels, fewer than 8: a lane computes 8 channels of a position. Matrix instructions would multiply
-// channels of other groups by zero, and those may be infinite.
+// Groups of `width` channels, fewer than 8: a lane computes 8 channels of some positions. Matrix instructions would
+// multiply channels of other groups by zero, and those may be infinite.
 template <class Row, int width>
-__global__ __launch_bounds__(narrow_threads, 2) void narrow_images_fma(const __grid_constant__ NarrowCall call) {
+__global__ __launch_bounds__(narrow_threads, width == 1 ? 2 : 1) void narrow_images_fma(const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
     extern __shared__ __align__(128) char memory[];
     const std::uint32_t shared = shared_address(memory);
@@ -130,56 +171,60 @@ __global__ __launch_bounds__(narrow_threads, 2) void narrow_images_fma(const __g
     const int taps = call.height.taps * call.width.taps;
     for (int i = static_cast<int>(threadIdx.x); i < taps * width * narrow_channels; i += narrow_threads) {
         const int to = first_channel + i % narrow_channels, item = i / narrow_channels, tap = item / width;
-        const int row = tap / call.width.taps, column = tap - row * call.width.taps;
+        const int row = tap / call.width.taps, column = tap - row * call.width.taps, from = item - tap * width;
         weights[i] = 0;
         if (to < call.channels)
-            weights[i] = static_cast<float>(*reinterpret_cast<const T*>(
-                narrow_weight<Row>(call, to, item - tap * width, narrow_element(call, row, column))));
+            weights[i] = static_cast<float>(static_cast<const T*>(
+                call.weight)[narrow_filter<Row>(call, to, from) * call.stride_weight +
+                             narrow_place_in_filter<Row>(call, to, from, narrow_element(call, row, column))]);
     }
     copy_wait<0>();
     __syncthreads();
 
     const int eight = static_cast<int>(threadIdx.x) % 8, across = call.segments * narrow_run;
     constexpr int count = narrow_run * narrow_runs * 8 / narrow_threads;  // positions of a lane
-    std::uint32_t rounded[count][4];
+    const auto position = [&](int k) { return static_cast<int>(threadIdx.x) / 8 + k * (narrow_threads / 8); };
+    int first[count];
+    float sums[count][8] = {};
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-        const int i = static_cast<int>(threadIdx.x) / 8 + k * (narrow_threads / 8);
-        if (i >= call.rows * across) break;
-        const int down = i / across;
-        const int first = down * call.height.step * call.pitch + (i - down * across) * call.width.step;
-        float sums[8] = {};
-        int tap = 0;
-        for (int row = 0; row < call.height.taps; ++row)
-            for (int column = 0; column < call.width.taps; ++column, ++tap) {
+        const int i = min(position(k), call.rows * across - 1), down = i / across;
+        first[k] = down * call.height.step * call.pitch + (i - down * across) * call.width.step;
+    }
+    int tap = 0;
+    for (int row = 0; row < call.height.taps; ++row)
+        for (int column = 0; column < call.width.taps; ++column, ++tap) {
+            const int moved = narrow_tap(call, row, column);
+            alignas(16) float of[width][8];
+#pragma unroll
+            for (int from = 0; from < width; ++from) {
+                const auto* const w =
+                    reinterpret_cast<const float4*>(weights + (tap * width + from) * narrow_channels + 8 * eight);
+                *reinterpret_cast<float4*>(of[from]) = w[0], *reinterpret_cast<float4*>(of[from] + 4) = w[1];
+            }
+#pragma unroll
+            for (int k = 0; k < count; ++k) {
                 std::uint32_t r[4];
                 asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                             : "r"(shared + narrow_place(first + narrow_tap(call, row, column), eight)));
+                             : "r"(shared + narrow_place(first[k] + moved, eight)));
                 alignas(16) T x[8];
                 *reinterpret_cast<uint4*>(x) = make_uint4(r[0], r[1], r[2], r[3]);
 #pragma unroll
-                for (int from = 0; from < width; ++from) {
-                    const auto* const w = reinterpret_cast<const float4*>(
-                        weights + (tap * width + from) * narrow_channels + 8 * eight);
-                    const float4 low = w[0], high = w[1];
-                    const float of[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+                for (int j = 0; j < 8; ++j)
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) sums[j] += of[j] * static_cast<float>(x[j / width * width + from]);
-                }
+                    for (int from = 0; from < width; ++from)
+                        sums[k][j] += of[from][j] * static_cast<float>(x[j / width * width + from]);
             }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) rounded[k][j] = pack<T>(sums[2 * j], sums[2 * j + 1]);
-    }
+        }
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-        const int i = static_cast<int>(threadIdx.x) / 8 + k * (narrow_threads / 8);
-        if (i < call.rows * across)
-            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared + narrow_place(i, eight)),
-                         "r"(rounded[k][0]), "r"(rounded[k][1]), "r"(rounded[k][2]), "r"(rounded[k][3])
+    for (int k = 0; k < count; ++k)
+        if (position(k) < call.rows * across)
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared + narrow_place(position(k), eight)),
+                         "r"(pack<T>(sums[k][0], sums[k][1])), "r"(pack<T>(sums[k][2], sums[k][3])),
+                         "r"(pack<T>(sums[k][4], sums[k][5])), "r"(pack<T>(sums[k][6], sums[k][7]))
                          : "memory");
-    }
     __syncthreads();
     narrow_store<Row>(call, shared, patch, first_channel);
 }

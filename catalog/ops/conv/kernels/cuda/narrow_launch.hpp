@@ -36,12 +36,14 @@ class NarrowLaunch {
         ReadableTensors<T> readable;
         if constexpr (direction != Direction::bwd_data) readable.add(x, 1, 8);
         if constexpr (direction != Direction::forward) readable.add(y, 1, 8);
+        ConvTensor w{args.weight.data, args.k, args.weight.stride_first, width, width, of.filter};
+        if (!weighs && width >= 8) readable.add(w, 1, 8);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
         readable.run(copies.data, stream);
         catalog_status status = CATALOG_OK;
         conv::for_windows<direction>(of, [&](const conv::Window& window) {
-            if (status == CATALOG_OK && window.positions() > 0) status = compute(window, x, y, device);
+            if (status == CATALOG_OK && window.positions() > 0) status = compute(window, x, y, w, device);
         });
         return status;
     }
@@ -65,6 +67,9 @@ class NarrowLaunch {
         return (positions - 1) * axis.step + std::max(axis.taps - 1, 0) * std::abs(axis.apart) + 1;
     }
 
+    // At most `most` of `count`, in as many parts as these need.
+    static int even(int count, int most) { return static_cast<int>(parts(count, parts(count, most))); }
+
     // Sizes of a patch; bytes of shared memory.
     static int fit(NarrowCall& call, int rows, int segments) {
         call.rows = rows;
@@ -76,13 +81,16 @@ class NarrowLaunch {
         const int taps = std::max(call.height.taps * call.width.taps, 1);
         std::int64_t bytes = std::int64_t{call.loaded_height} * call.pitch * 128;
         if (weighs)
-            bytes += rows * segments * narrow_run * 128 + std::int64_t{narrow_pairs(taps, call.of_group)} * 512 * (narrow_threads / 32);
-        else if (call.of_group < 8)
+            bytes += rows * segments * narrow_run * 128 + std::int64_t{narrow_pairs(taps, call.of_group)} * 512 * 8;
+        else if (call.of_group >= 8)
+            bytes += narrow_channels * narrow_filter_bytes(call.elements, call.of_group);
+        else
             bytes += std::int64_t{4} * taps * call.of_group * narrow_channels;
         return bytes <= narrow_bytes ? static_cast<int>(bytes) : 0;
     }
 
-    catalog_status compute(const conv::Window& window, const ConvTensor& x, const ConvTensor& y, int device) const {
+    catalog_status compute(const conv::Window& window, const ConvTensor& x, const ConvTensor& y, const ConvTensor& w,
+                           int device) const {
         NarrowCall call{};
         const ConvTensor& images = direction == Direction::bwd_data ? y : x;
         const catalog_tensor& result = weighs ? args.weight : direction == Direction::forward ? args.output : args.input;
@@ -93,14 +101,15 @@ class NarrowLaunch {
         call.gradient = y.data;
         call.stride_gradient = y.stride;
         call.gradient_channels = static_cast<int>(y.all_channels);
-        call.weight = args.weight.data;
-        call.stride_weight = args.weight.stride_first;
+        call.weight = w.data;
+        call.stride_weight = w.stride;
         call.result = result.data;
         call.stride_result = result.stride_first;
         call.height = axis_of(window.axis[1]);
         call.width = axis_of(window.axis[2]);
         call.channels = static_cast<int>(args.c);
         call.of_group = static_cast<int>(args.c / args.g);
+        call.elements = static_cast<int>(of.taps());
         call.filter_width = of.filter[2];
         call.result_width = extents[2];
         call.gradient_height = of.out[1];
@@ -111,7 +120,7 @@ class NarrowLaunch {
                        reinterpret_cast<std::uintptr_t>(result.data) % 16 == 0;
         const bool flat = call.height.count == 1;
         int runs = narrow_runs, bytes = 0;
-        for (; runs > 0 && bytes == 0; runs /= 2) bytes = fit(call, flat ? 1 : runs, flat ? runs : 1);
+        for (; runs > 0 && bytes == 0; runs /= 2) bytes = fit(call, flat ? 1 : even(call.height.count, runs), flat ? runs : 1);
         if (bytes == 0) return CATALOG_BAD_ARGUMENT;
         call.patches_down = static_cast<int>(parts(call.height.count, call.rows));
         call.patches_across = static_cast<int>(parts(call.width.count, call.segments * narrow_run));
@@ -141,7 +150,7 @@ class NarrowLaunch {
         constexpr int shared_of_processor = 227 * 1024;
         const int at_once = std::clamp(shared_of_processor / (bytes + 1024), 1, 8) * processors;
         call.parts = static_cast<int>(std::clamp<std::int64_t>(at_once / call.blocks, 1, patches));
-        const std::int64_t sums = std::int64_t{call.blocks} * narrow_threads * narrow_pairs(static_cast<int>(of.taps()), call.of_group);
+        const std::int64_t sums = std::int64_t{call.blocks} * 256 * narrow_pairs(static_cast<int>(of.taps()), call.of_group);
         const Scratch room(sums * call.parts * static_cast<std::int64_t>(sizeof(float4)), device, stream);
         if (!room.data) return launched(), CATALOG_NO_MEMORY;
         call.sums = static_cast<float*>(room.data);

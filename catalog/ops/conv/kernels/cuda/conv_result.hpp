@@ -194,10 +194,15 @@ class ConvEpilogue {
             }
     }
 
-    static constexpr auto as_they_are = [](const float* x, int, int) { return [x](int i) { return x[i]; }; };
+    // What GemmPieces rounds.
+    struct AsTheyAre {
+        __device__ __forceinline__ auto operator()(const float* x, int, int) const {
+            return [x](int i) { return x[i]; };
+        }
+    };
 
     __device__ __forceinline__ void store_plain(const ConvTile& tile, const Sums& sums) {
-        pieces.store(sums, as_they_are, [&](std::uint32_t piece, int row, int column) {
+        pieces.store(sums, AsTheyAre{}, [&](std::uint32_t piece, int row, int column) {
             row += tile.row, column += tile.column;
             if constexpr (weighs) {
                 const int index = column / block_channels, element = index / call.blocks;
@@ -216,7 +221,7 @@ class ConvEpilogue {
 #pragma unroll
             for (int share = 0; share < 4; ++share)
                 rows[block][share] = result.row((group * Shape::blocks_p + block) * 64 + share * 16 + thread / 8);
-        pieces.store_by_threads(sums, as_they_are, [&](int block, int share, int column, const uint4& values) {
+        pieces.store_by_threads(sums, AsTheyAre{}, [&](int block, int share, int column, const uint4& values) {
             result.put(rows[block][share], column, values);
         });
     }

@@ -16,6 +16,7 @@ from catalog.errors import TensorError, UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.traces import read_trace
 from catalog.runtime.tracing import trace
+from catalog.settings import settings
 
 try:
     import torch
@@ -171,6 +172,21 @@ def test_new_lengths_need_no_builder_and_are_right(monkeypatch):
     monkeypatch.undo()
     Catalog.default().forget()
     decode(6)
+
+
+def test_long_keys_of_few_heads_are_divided_among_threads(tmp_path, monkeypatch):
+    monkeypatch.setenv("CATALOG_NUM_THREADS", "2")
+    settings.cache_clear()
+    with trace(tmp_path / "calls.jsonl"), torch.no_grad():
+        for heads, keys in ((1, 1500), (2, 1500), (1, 1000)):
+            q, k, v = (normal(1, h, tokens, 16, seed=h) for h, tokens in ((4, 1), (heads, keys), (heads, keys)))
+            expected = attention64(q.double(), k.double(), v.double(), enable_gqa=True)
+            close(scaled_dot_product_attention(q, k, v, enable_gqa=True), expected)
+    settings.cache_clear()
+    used = {
+        (one.problem.nhead_k, one.problem.seqlen_k): one.problem.op for one in read_trace(tmp_path / "calls.jsonl").used
+    }
+    assert used == {(1, 1500): "splitkv", (2, 1500): "fwd", (1, 1000): "fwd"}
 
 
 def test_a_misaligned_tensor_is_refused_each_time():

@@ -330,10 +330,11 @@ class Plan:
             paths[place] = FastPath(self._loaded, self.problem.form, given, args, means)
         return taken.results
 
-    def again(self, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def again(self, given: Mapping[str, Any], *, differentiated: bool = False) -> Mapping[str, Any] | None:
         """As :meth:`enqueue`, where an earlier call was checked whose tensors had these names and types; else None.
 
-        None as well for tensors that kernels cannot take as they are: :meth:`enqueue` converts or refuses them.
+        None as well for tensors that kernels cannot take as they are: :meth:`enqueue` converts or refuses them. Those
+        that require gradients are taken if they are ``differentiated`` by the caller.
 
         Raises:
             DeviceError: as :meth:`enqueue`.
@@ -342,7 +343,9 @@ class Plan:
             return None
         device = self.services.device(self.arch).beside(given)
         path = self.services.shared.paths.get(self._place(device, given))
-        return None if path is None else path(self.problem, given, partial(self.workspace, device, path.kernels))
+        if path is None:
+            return None
+        return path(self.problem, given, partial(self.workspace, device, path.kernels), differentiated)
 
     def _place(self, device: Device[Any], given: Mapping[str, Any]) -> _Place:
         return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)

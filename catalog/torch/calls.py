@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from math import gcd
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,8 @@ from catalog.ops.attention.fields import MaskWord
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Dtype
 from catalog.runtime.catalog import Catalog
-from catalog.threads import usable_cores
+from catalog.settings import settings
+from catalog.threads import default_threads
 
 Shape = tuple[int, ...]
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -30,6 +32,8 @@ _TILE = 64
 """Queries that a kernel processes at a time, about."""
 _ROWS_OF_DECODING = 16
 """The rows of a tile of GPU kernels for decoding."""
+LONG = 1024
+"""Keys of which parts are worth a thread of a CPU each: two parts of 512."""
 _VECTOR_BYTES = 16
 """Bytes that GPU kernels load at once; rows must start at multiples of it."""
 
@@ -148,10 +152,12 @@ def problem_of(case: Case) -> Problem:
 
 
 @lru_cache(maxsize=16_384)
-def plain_problem(options: Options, dtype: torch.dtype, q: Shape, k: Shape, v: Shape) -> Problem:
+def plain_problem(
+    op: Literal["fwd", "splitkv"], options: Options, dtype: torch.dtype, q: Shape, k: Shape, v: Shape
+) -> Problem:
     """The problem of a forward on dense tensors without a bias: as :func:`problem_of`, with a key that costs less."""
     problem: Problem = problem_of.__wrapped__(
-        Case("fwd", dtype, "no", "1h", False, False, options, q, k, v, None, None, 0)
+        Case(op, dtype, "no", "1h", False, False, options, q, k, v, None, None, 0)
     )
     return problem
 
@@ -216,11 +222,13 @@ def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Map
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
-    # On a GPU, tensors that kernels take may still have to be copied: their loads are wider than elements.
-    results: Mapping[str, torch.Tensor] | None = plan.again(tensors) if arch == "host" else None
+    if (
+        arch != "host"
+    ):  # where tensors that kernels take may still have to be copied: their loads are wider than elements
+        tensors = {name: tensor if _is_aligned(tensor) else _vectors(tensor) for name, tensor in tensors.items()}
+    results: Mapping[str, torch.Tensor] | None = plan.again(tensors, differentiated=True)
     if results is None:
-        copied = _dense if arch == "host" else _vectors  # as ready() says, which would be asked for each tensor
-        results = plan.enqueue({name: copied(tensor) for name, tensor in tensors.items()})
+        results = plan.enqueue({name: _dense(tensor) for name, tensor in tensors.items()})
     return results
 
 
@@ -260,29 +268,33 @@ def arch_of(device: torch.device) -> str:
     return f"sm_{facts.major}{facts.minor}"
 
 
-def splits_keys(device: torch.device, batch: int, rows: int, heads_k: int) -> bool:
+def splits_keys(device: torch.device, batch: int, rows: int, heads_k: int, keys: int = LONG) -> bool:
     """Whether a forward takes less time with its keys divided into parts, which are computed in parallel.
 
-    That holds where its queries keep only some parts of the device busy. On a GPU it also holds in decoding, whatever
-    the batch: a tile of those kernels has the rows of all query heads that share a head of K.
+    That holds where its queries keep only some parts of the device busy, and on a CPU if there are :data:`LONG` keys.
+    On a GPU it also holds in decoding, whatever the batch: a tile of those kernels has the rows of all query heads that
+    share a head of K.
 
     Args:
         device: where the tensors are.
         batch: number of sequences.
         rows: the queries of all heads of a sequence.
         heads_k: heads of K and V.
+        keys: of a sequence.
     """
     rows_of_head = -(-rows // max(heads_k, 1))
-    if device.type != "cpu" and rows_of_head <= _ROWS_OF_DECODING:
+    of_gpu = device.type != "cpu"
+    if of_gpu and rows_of_head <= _ROWS_OF_DECODING:
         return True
-    return batch * heads_k * -(-rows_of_head // _TILE) < _units(device)
+    if not of_gpu and keys < LONG:
+        return False
+    units = _units(device) if of_gpu else settings().num_threads or default_threads()
+    return batch * heads_k * -(-rows_of_head // _TILE) < units
 
 
 @cache
 def _units(device: torch.device) -> int:
-    """The number of parts of a device that compute at once."""
-    if device.type == "cpu":
-        return usable_cores()
+    """The number of parts of a GPU that compute at once."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -316,9 +328,15 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 def _vectors(tensor: torch.Tensor) -> torch.Tensor:
     """Like :func:`_dense`, with rows that also start at the alignment of a GPU's vector loads."""
     tensor = _dense(tensor)
-    if tensor.dim() < 3 or not tensor.is_floating_point():
+    if tensor.dim() < 3 or not tensor.is_floating_point() or _is_aligned(tensor):
         return tensor
     vector = _VECTOR_BYTES // tensor.element_size()
     axes = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     fits = tensor.data_ptr() % _VECTOR_BYTES == 0 and all(step % vector == 0 for size, step in axes if size > 1)
     return tensor if fits else tensor.contiguous()
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is certainly one that :func:`_vectors` would not copy."""
+    *outer, inner = tensor.stride() or (1,)
+    return inner == 1 and gcd(*outer) * tensor.itemsize % _VECTOR_BYTES == tensor.data_ptr() % _VECTOR_BYTES == 0

@@ -22,6 +22,7 @@ from torch import library
 from catalog.errors import TensorError, UsageError
 from catalog.torch import watchers
 from catalog.torch.calls import (
+    LONG,
     Case,
     Options,
     Shape,
@@ -119,7 +120,10 @@ def _computed(
     plain = bias is None and alibi_slopes is None and rng_state is None
     dense = cu_seqlens_q is None and cu_seqlens_k is None and not paged
     if plain and dense and q.is_cpu:  # most calls; nothing else would decide
-        results = answer(plain_problem(options, q.dtype, q.shape, k.shape, v.shape), "host", {"q": q, "k": k, "v": v})
+        long = k.dim() == 4 and max(k.shape[1], k.shape[2]) >= LONG  # what follows takes a microsecond
+        op = "splitkv" if long and _splits_keys(q, k, options) else "fwd"
+        problem = plain_problem(op, options, q.dtype, q.shape, k.shape, v.shape)
+        results = answer(problem, "host", {"q": q, "k": k, "v": v})
         return results["o"], results["lse"]
     lengths_q = _lengths(cu_seqlens_q)
     splits = plain and q.is_cuda and _splits_keys(q, k, options)
@@ -149,8 +153,8 @@ def _splits_keys(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
     """Whether a forward of sequences that are not packed should split the keys."""
     if options.layout == "packed":
         return False
-    sizes, heads_k = sizes_of(q.shape, options.layout), sizes_of(k.shape, options.layout).heads
-    return splits_keys(q.device, sizes.batch, sizes.tokens * sizes.heads, heads_k)
+    of_q, of_k = sizes_of(q.shape, options.layout), sizes_of(k.shape, options.layout)
+    return splits_keys(q.device, of_q.batch, of_q.tokens * of_q.heads, of_k.heads, of_k.tokens)
 
 
 def _run_bwd(

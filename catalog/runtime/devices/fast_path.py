@@ -80,14 +80,14 @@ class FastPath:
         offsets = arguments.offsets
         torch, (where, here) = means.torch, means.where
         facts = {
-            element: (torch.Tensor, getattr(torch, element), here, torch.strided, False)
+            element: (torch.Tensor, getattr(torch, element), here, torch.strided)
             for element in {tensors[name].element for name in names}
         }
         self.kernels = kernels
         self._copy, self._offsets, self._tensor = arguments.args.from_buffer_copy, offsets, arguments.tensor_format
         self._args = self._copy(args)
         self._means = means
-        self._facts = attrgetter("__class__", "dtype", where, "layout", "requires_grad")
+        self._facts = attrgetter("__class__", "dtype", where, "layout")
         self._inputs = [
             (
                 facts[tensor.element],
@@ -119,7 +119,11 @@ class FastPath:
         self._counted = [(name, tensor) for name, tensor in arguments.extents_of.items() if tensor in names]
 
     def __call__(
-        self, problem: Problem, given: Mapping[str, Any], workspace_of: Callable[[Any], Workspace]
+        self,
+        problem: Problem,
+        given: Mapping[str, Any],
+        workspace_of: Callable[[Any], Workspace],
+        differentiated: bool = False,
     ) -> dict[str, Any] | None:
         """Start the kernels on the tensors; the results, which they write.
 
@@ -130,6 +134,7 @@ class FastPath:
             problem: of the form.
             given: the tensors, in the order of the names.
             workspace_of: what the stages share, given arguments with the problem's sizes.
+            differentiated: whether the caller computes gradients, so that tensors may require them.
 
         Raises:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
@@ -139,6 +144,8 @@ class FastPath:
         for tensor, wanted in zip(given.values(), self._inputs, strict=True):
             facts, itemsize, shape_of, pool, updated, inner, dense, strides_of, write, offset = wanted
             if type(tensor) is not facts[0] or facts_of(tensor) != facts or tensor.is_neg():
+                return None
+            if tensor.requires_grad and not differentiated:
                 return None
             shape, strides, address = tensor.shape, tensor.stride(), tensor.data_ptr()
             if (

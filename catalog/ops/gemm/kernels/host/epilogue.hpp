@@ -56,15 +56,6 @@ inline void round_sums(const float* sums, std::int64_t lds, int rows, int column
 
 #endif
 
-// A vector of sums of one row, with the scales of the row and of the columns.
-template <class Row, class Sums>
-inline auto scaled(Sums sums, const float* of_row, const float* of_columns, int count) {
-    if constexpr (scales_of<Row> == Scales::row)
-        return as_float(sums) * *of_row * load_first(of_columns, count);
-    else
-        return sums;
-}
-
 // Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column. Those of a part of K
 // are kept in the workspace, whose rows are as long as those of C.
 template <class Row, class Sum>
@@ -88,16 +79,21 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
     }
 #endif
     const Element* const bias = args.bias.data ? data_of<const Element>(args.bias, 0) + first_column : nullptr;
-    [[maybe_unused]] const float *of_rows = nullptr, *of_columns = nullptr;
-    if constexpr (scales_of<Row> == Scales::row) {
-        of_rows = data_of<const float>(args.scale_a, batch) + first_row;
-        of_columns = data_of<const float>(args.scale_b, batch) + first_column;
-    }
+    const auto scaled_sums = [&](int row, int column) {
+        const auto x = load(sums + row * lds + column);
+        if constexpr (scales_of<Row> == Scales::row) {
+            const float of_row = data_of<const float>(args.scale_a, batch)[first_row + row];
+            const float* const of_columns = data_of<const float>(args.scale_b, batch) + first_column + column;
+            return as_float(x) * of_row * load_first(of_columns, columns - column);
+        } else {
+            return x;
+        }
+    };
     for (int i = 0; i < rows; ++i) {
         Element* const c = row_of(args.c, first_row + i);
         for (int j = 0; j < columns; j += lanes) {
             const int count = columns - j;
-            auto x = scaled<Row>(load(sums + i * lds + j), of_rows + i, of_columns + j, count);
+            auto x = scaled_sums(i, j);
             if constexpr (std::is_same_v<decltype(x), Float>) {
                 x *= args.alpha;
                 if (args.beta != 0) x += load_first(c + j, count) * args.beta;

@@ -141,42 +141,54 @@ class StreamProduct {
             return tiles_of_a[tile].start;
     }
 
+    // The last group of a tile begins with columns that are known already: so there is no code for fewer of them. If B has
+    // fewer, each column is a whole group.
     void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
         const auto b = factor_of<true, T>(args.b, batch).from(first_column, 0);
+        for (int column = 0; column < columns;) {
+            const int missing = std::max(group - (columns - column), 0);
+            const bool is_alone = first_column + column < missing;
+            const int known = is_alone ? group - 1 : missing;
+            multiply_group(scratch, {b.from(is_alone ? column : column - known, 0).data, is_alone ? 0 : b.stride}, known,
+                           first_column, column, rows);
+            column += group - known;
+        }
+    }
+
+    // A group of columns of B, of which the first `known` do not count; `column` is the first other one.
+    void multiply_group(Scratch& scratch, Factor<true, T> b, int known, std::int64_t first_column, int column,
+                        int rows) const {
         const int tiles = (rows + height - 1) / height;
-        for_blocks<group, 1>(0, columns, [&](auto width, int column) {
-            for (int tile = 0; tile < tiles; ++tile)
-                std::fill_n(scratch.of_columns + tile * width, width, start_of(tile));
-            const bool has_next = first_column + column + 2 * width <= args.n;
-            for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
-                const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
-                for (int tile = 0; tile < tiles; ++tile) {
-                    const RowsOfA<Unit>& a = tiles_of_a[tile];
-                    const OfB of_b{b.data + column * b.stride + k, b.stride, has_next && tile == 0 ? width * b.stride : 0};
-                    Vector* const sums = scratch.of_columns + tile * width;
-                    with_rows(a.rows, [&](auto held) {
-                        const Unit* const units_of_a = a.units + k / factors * held;
-                        if constexpr (in_blocks) {
-                            const std::int64_t first = k / block_extent, of_tile = tile * blocks_of(args.k) + first;
-                            const BlocksOfDepth<Unit> blocks{
-                                scales_of_lanes + of_tile * lanes,
-                                BlockScales(args, batch).b_from(first_column + column) + first,
-                                starts_of_blocks + (offset_of<Unit> ? of_tile * lanes : 0)};
-                            of_b.template multiply_scaled<held, width>(units_of_a, depth, blocks, sums);
-                        } else {
-                            of_b.template multiply<held, width>(units_of_a, depth, sums);
-                        }
-                    });
-                }
-            }
+        for (int tile = 0; tile < tiles; ++tile)
+            std::fill_n(scratch.of_columns + tile * group, group, start_of(tile));
+        const bool has_next = first_column + column + 2 * group <= args.n;
+        for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
+            const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
             for (int tile = 0; tile < tiles; ++tile) {
-                const int first = tile * height, count = std::min(height, rows - first);
-                with_rows(tiles_of_a[tile].rows, [&](auto held) {
-                    sums_of_rows<held>(scratch.of_columns + tile * width, width, count,
-                                       scratch.sums + first * Scratch::row_s + column);
+                const RowsOfA<Unit>& a = tiles_of_a[tile];
+                const OfB of_b{b.data + k, b.stride, has_next && tile == 0 ? group * b.stride : 0};
+                Vector* const sums = scratch.of_columns + tile * group;
+                with_rows(a.rows, [&](auto held) {
+                    const Unit* const units_of_a = a.units + k / factors * held;
+                    if constexpr (in_blocks) {
+                        const std::int64_t first = k / block_extent, of_tile = tile * blocks_of(args.k) + first;
+                        const BlocksOfDepth<Unit> blocks{scales_of_lanes + of_tile * lanes,
+                                                         BlockScales(args, batch).b_from(first_column + column) + first,
+                                                         starts_of_blocks + (offset_of<Unit> ? of_tile * lanes : 0)};
+                        of_b.template multiply_scaled<held, group>(units_of_a, depth, blocks, sums);
+                    } else {
+                        of_b.template multiply<held, group>(units_of_a, depth, sums);
+                    }
                 });
             }
-        });
+        }
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int first = tile * height, count = std::min(height, rows - first);
+            with_rows(tiles_of_a[tile].rows, [&](auto held) {
+                sums_of_rows<held>(scratch.of_columns + tile * group + known, group - known, count,
+                                   scratch.sums + first * Scratch::row_s + column);
+            });
+        }
     }
 
     // Calls body(std::integral_constant<int, rows>) for a power of two.

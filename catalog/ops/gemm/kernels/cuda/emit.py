@@ -34,7 +34,8 @@ def emit(kernel: Kernel) -> str:
         raise BuildError(f"kernel {kernel.name}: NVIDIA has no GEMM kernels for dtype = {signature.dtype}")
     of_a, of_b = signature.layout[:2]
     truths = {
-        "a_along": of_a == "r",
+        # TMA reads 16-byte columns, and a group begins anywhere: a column-major A of groups is transposed first.
+        "a_along": of_a == "r" or signature.family in OF_GROUPS.values(),
         "b_along": of_b == "c",
         "given_a_along": of_a == "r",
         "given_b_along": of_b == "c",

@@ -44,7 +44,7 @@ SAMPLED = {
     "grouped_rowwise": 29,
     "grouped_blockscale": 29,
 }
-"""One row of so many is run: prime numbers, so that these have all tiles, layouts and types."""
+"""Every n-th row is run: prime numbers, so that these have all tiles, layouts and types."""
 
 BYTES = ("fp8", "bf8", "int8")
 

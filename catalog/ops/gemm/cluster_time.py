@@ -145,5 +145,5 @@ def _steps(problem: GemmProblem, algorithm: Algorithm) -> int:
 
 
 def _line_share(row: int) -> float:
-    """The time to load a row of an operand, over that of one that is a multiple of a cache line."""
+    """The time to load a row of ``row`` bytes, over that of one that is a multiple of a cache line."""
     return _SHIFTED if row % 16 == 0 and row % 128 else 1.0

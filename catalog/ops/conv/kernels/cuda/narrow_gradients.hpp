@@ -46,8 +46,8 @@ __global__ __launch_bounds__(narrow_threads, 1) void narrow_gradients(const __gr
         const int runs = flat ? min(call.segments, (left + narrow_run - 1) / narrow_run)
                               : min(call.rows, call.height.count - patch.row);
         const int exist = flat ? left - (runs - 1) * narrow_run : left, k = lane % 4 * 2;
-        const auto mask = [&](int at) { return (at < exist ? 0xffffu : 0u) | (at + 1 < exist ? 0xffff0000u : 0u); };
-        const std::uint32_t low = mask(k), high = mask(k + 8);
+        const auto bits_from = [&](int at) { return (at < exist ? 0xffffu : 0u) | (at + 1 < exist ? 0xffff0000u : 0u); };
+        const std::uint32_t low = bits_from(k), high = bits_from(k + 8);
         std::uint32_t b[narrow_runs][2];
 #pragma unroll
         for (int run = 0; run < narrow_runs; run += 2) {

@@ -17,12 +17,10 @@ from catalog.ops import operation
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.kernel import ConvKernel
 from catalog.ops.conv.kernels.ck.emit import emit
-from catalog.ops.conv.kernels.ck.headers import conv_facts, find_include, revision_of
 from catalog.ops.conv.problem import ConvProblem
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
-from catalog.settings import settings
 
 CONV = operation("conv")
 IDENTITY = {"arch": "gfx90a", "target": "", "revision": "2026-07", "space": "ck", CONV.variant.name: ""}
@@ -122,25 +120,6 @@ def test_a_row_that_the_headers_do_not_implement_is_refused(
 ) -> None:
     with pytest.raises(BuildError, match=message):
         emit(row(direction, **traits), revision)
-
-
-@pytest.mark.parametrize("revision", ["2025-07", "2025-11"])
-def test_headers_are_recognised_by_their_files(revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "ck" / "include" / "ck_tile" / "ops" / "grouped_convolution"
-    for name in conv_facts().headers[revision].has:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    monkeypatch.setenv("CATALOG_CK_ROOT", str(tmp_path / "ck"))
-    settings.cache_clear()
-    assert revision_of(find_include()) == revision
-    assert CONV.other_headers("hip") == {"ck": tmp_path / "ck" / "include"}
-    assert CONV.headers_revisions(row("forward")) == (revision,)
-    for name in conv_facts().headers[revision].has:
-        (folder / name).unlink()
-    with pytest.raises(BuildError, match="none of the revisions 2025-07, 2025-11"):
-        revision_of(find_include())
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 @pytest.mark.parametrize("arch", slow_but(["gfx942"], ["gfx90a", "gfx942", "gfx950"]))

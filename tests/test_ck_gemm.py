@@ -17,12 +17,10 @@ from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.kernel import GemmKernel
 from catalog.ops.gemm.kernels.ck.emit import emit
-from catalog.ops.gemm.kernels.ck.headers import find_include, gemm_facts, revision_of
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
-from catalog.settings import settings
 
 GEMM = operation("gemm")
 IDENTITY = {"arch": "gfx90a", "target": "", "revision": "2026-07", "space": "dispatcher", GEMM.variant.name: ""}
@@ -139,31 +137,6 @@ def test_a_row_that_the_headers_do_not_implement_is_refused(
 ) -> None:
     with pytest.raises(BuildError, match=message):
         emit(row(family, **traits), revision)
-
-
-@pytest.mark.parametrize("revision", ["2025-07", "2025-11"])
-def test_headers_are_recognised_by_their_files(revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "ck" / "include" / "ck_tile" / "ops" / "gemm"
-    for name in gemm_facts().headers[revision].has:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    monkeypatch.setenv("CATALOG_CK_ROOT", str(tmp_path / "ck"))
-    settings.cache_clear()
-    include = find_include()
-    assert include == tmp_path / "ck" / "include"
-    assert revision_of(include) == revision
-    assert GEMM.other_headers("hip") == {"ck": include}
-    assert GEMM.headers_revisions(row("universal")) == (revision,)
-    (folder / gemm_facts().headers[revision].has[0]).unlink()
-    with pytest.raises(BuildError, match="none of the revisions 2025-07, 2025-11"):
-        revision_of(include)
-    monkeypatch.setenv("CATALOG_CK_ROOT", str(tmp_path))
-    settings.cache_clear()
-    (tmp_path / "other" / "include" / "ck_tile" / "ops" / "gemm").mkdir(parents=True)
-    with pytest.raises(BuildError, match="holds several folders"):
-        find_include()
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 @pytest.mark.parametrize("arch", slow_but(["gfx942"], ["gfx90a", "gfx942", "gfx950", "gfx1201"]))

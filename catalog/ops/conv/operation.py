@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError
+from catalog.ops.ck_templates import CkTemplates, TemplatedOperation
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.benchmark import COLUMNS, columns_of
 from catalog.ops.conv.kernel import ConvKernel
@@ -15,7 +15,7 @@ from catalog.ops.conv.names import NATIVE
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
 from catalog.ops.conv.shrinks import SHRINKS
 from catalog.ops.conv.traits import Family
-from catalog.ops.protocol import RECEIPT, Operation
+from catalog.ops.protocol import RECEIPT
 from catalog.schema.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from catalog.schema.lineage import Lineage
 
 
-class Conv(Operation):
+class Conv(TemplatedOperation):
     """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine, and our own for CPUs
     and NVIDIA GPUs.
     """
@@ -80,50 +80,24 @@ class Conv(Operation):
 
         return instances(document)
 
-    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
-        """The output of the backend's emitter; for AMD, an instance of the templates of the CK checkout."""
-        if backend == "hip":
-            from catalog.ops.conv.kernels.ck.emit import emit as of_ck
-            from catalog.ops.conv.kernels.ck.headers import find_include, revision_of
+    @property
+    def templates(self) -> CkTemplates:
+        """As :data:`catalog.ops.conv.kernels.ck.emit.TEMPLATES`."""
+        from catalog.ops.conv.kernels.ck.emit import TEMPLATES
 
-            return of_ck(kernel, revision_of(find_include()))
+        return TEMPLATES
+
+    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
+        """The output of the backend's emitter."""
         if backend == "cuda":
             from catalog.ops.conv.kernels.cuda.emit import emit as of_cuda
 
             return of_cuda(kernel)
-        if backend != "host":
-            return super().emit(kernel, backend, memory)
-        from catalog.ops.conv.kernels.host.emit import emit as of_host
+        if backend == "host":
+            from catalog.ops.conv.kernels.host.emit import emit as of_host
 
-        return of_host(kernel)
-
-    def other_headers(self, backend: str) -> Mapping[str, Path]:
-        """The headers of the CK checkout, for AMD."""
-        if backend != "hip":
-            return {}
-        from catalog.ops.conv.kernels.ck.headers import find_include
-
-        return {"ck": find_include()}
-
-    def headers_revisions(self, kernel: Kernel) -> tuple[str, ...]:
-        """The revision of the checkout's headers, none if it is unknown; every known one if there is no checkout."""
-        from catalog.ops.conv.kernels.ck.headers import conv_facts, find_include, revision_of
-
-        try:
-            include = find_include()
-        except BuildError:
-            return tuple(conv_facts().headers)
-        try:
-            return (revision_of(include),)
-        except BuildError:
-            return ()  # emitting says that they are unknown
-
-    def fallback(self) -> tuple[str, str]:
-        """As in ``data/toolchains/ck_conv.json``."""
-        from catalog.ops.conv.kernels.ck.headers import conv_facts
-
-        chosen = conv_facts().fallback
-        return chosen.revision, chosen.where
+            return of_host(kernel)
+        return super().emit(kernel, backend, memory)
 
     def reference(self, problem: ConvProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """As :func:`catalog.ops.conv.reference.reference`."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError, TensorError
+from catalog.errors import TensorError
+from catalog.ops.ck_templates import CkTemplates, TemplatedOperation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.kernel import GemmKernel
 from catalog.ops.gemm.names import NATIVE, implied
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.shrinks import SHRINKS
 from catalog.ops.gemm.traits import OF_GROUPS, ONE_PRODUCT, Family, Scales, scales_of
-from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
 from catalog.schema.workspace import Partial, Workspace
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from catalog.schema.lineage import Lineage
 
 
-class Gemm(Operation):
+class Gemm(TemplatedOperation):
     """General matrix multiplication: rows of the tile engine and of the dispatcher, and kernels of our own for CPUs and
     NVIDIA GPUs.
     """
@@ -106,50 +106,24 @@ class Gemm(Operation):
         strides = (problem.m * problem.n, problem.n)
         return Workspace(num_splits, {"c_acc": Partial(needed, strides)} if needed else {})
 
-    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
-        """The output of the backend's emitter; for AMD, an instance of the templates of the CK checkout."""
-        if backend == "hip":
-            from catalog.ops.gemm.kernels.ck.emit import emit as of_ck
-            from catalog.ops.gemm.kernels.ck.headers import find_include, revision_of
+    @property
+    def templates(self) -> CkTemplates:
+        """As :data:`catalog.ops.gemm.kernels.ck.emit.TEMPLATES`."""
+        from catalog.ops.gemm.kernels.ck.emit import TEMPLATES
 
-            return of_ck(kernel, revision_of(find_include()))
+        return TEMPLATES
+
+    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
+        """The output of the backend's emitter."""
         if backend == "cuda":
             from catalog.ops.gemm.kernels.cuda.emit import emit as of_cuda
 
             return of_cuda(kernel)
-        if backend != "host":
-            return super().emit(kernel, backend, memory)
-        from catalog.ops.gemm.kernels.host.emit import emit as of_host
+        if backend == "host":
+            from catalog.ops.gemm.kernels.host.emit import emit as of_host
 
-        return of_host(kernel)
-
-    def other_headers(self, backend: str) -> Mapping[str, Path]:
-        """The headers of the CK checkout, for AMD."""
-        if backend != "hip":
-            return {}
-        from catalog.ops.gemm.kernels.ck.headers import find_include
-
-        return {"ck": find_include()}
-
-    def headers_revisions(self, kernel: Kernel) -> tuple[str, ...]:
-        """The revision of the checkout's headers, none if it is unknown; every known one if there is no checkout."""
-        from catalog.ops.gemm.kernels.ck.headers import find_include, gemm_facts, revision_of
-
-        try:
-            include = find_include()
-        except BuildError:
-            return tuple(gemm_facts().headers)
-        try:
-            return (revision_of(include),)
-        except BuildError:
-            return ()  # emitting says that they are unknown
-
-    def fallback(self) -> tuple[str, str]:
-        """As in ``data/toolchains/ck_gemm.json``."""
-        from catalog.ops.gemm.kernels.ck.headers import gemm_facts
-
-        chosen = gemm_facts().fallback
-        return chosen.revision, chosen.where
+            return of_host(kernel)
+        return super().emit(kernel, backend, memory)
 
     def check_indices(self, problem: GemmProblem, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Check that scales are finite.

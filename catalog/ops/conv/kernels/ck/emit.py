@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from catalog.build.describe import c_string
-from catalog.ops.conv.kernels.ck.headers import conv_facts
+from catalog.ops.ck_templates import CkTemplates
+from catalog.ops.conv.kernels.ck.headers import HEADERS
 from catalog.ops.conv.traits import TRAITS
 from catalog.schema.kernel import Kernel
 
@@ -38,7 +39,7 @@ CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::ck::workspace_size(args, size)
 
 
 def _members(kernel: Kernel, revision: str) -> Iterator[str]:
-    facts, row = conv_facts(), kernel.to_row()
+    facts, row = HEADERS.facts(), kernel.to_row()
     facts.headers[revision].check(kernel, revision)
     pipeline, loop = facts.pipelines[row["pipeline"]]
     yield f"static constexpr auto direction = catalog::ck::Direction::{row['direction']};"
@@ -62,3 +63,6 @@ def _members(kernel: Kernel, revision: str) -> Iterator[str]:
 
 def _is(trait: str, kind: str) -> bool:
     return TRAITS[trait].kind == kind
+
+
+TEMPLATES = CkTemplates(HEADERS, emit)

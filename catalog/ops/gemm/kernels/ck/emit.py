@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from catalog.build.describe import c_string
 from catalog.errors import BuildError
-from catalog.ops.gemm.kernels.ck.headers import gemm_facts
+from catalog.ops.ck_templates import CkTemplates
+from catalog.ops.gemm.kernels.ck.headers import HEADERS
 from catalog.ops.gemm.traits import TRAITS, Epilogue, Family, Reduction
 from catalog.schema.kernel import Kernel
 
@@ -19,7 +20,7 @@ def emit(kernel: Kernel, revision: str) -> str:
     Raises:
         BuildError: the headers do not implement the kernel; the message names the trait.
     """
-    header = gemm_facts().families.get(kernel.family)
+    header = HEADERS.facts().families.get(kernel.family)
     if header is None:
         raise BuildError(
             f"kernel {kernel.name}: a launch passes one A and one B, and the family {kernel.family} has several",
@@ -49,7 +50,7 @@ CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::ck::workspace_size<Family>(arg
 
 
 def _members(kernel: Kernel, revision: str) -> Iterator[str]:
-    facts, row = gemm_facts(), kernel.to_row()
+    facts, row = HEADERS.facts(), kernel.to_row()
     facts.headers[revision].check(kernel, revision)
     signature, algorithm = kernel.signature, kernel.algorithm
     loop, pipeline = facts.pipelines[row["pipeline"]]
@@ -72,3 +73,6 @@ def _members(kernel: Kernel, revision: str) -> Iterator[str]:
     } | {name: row[name] for name in TRAITS if TRAITS[name].kind == "bool"}
     yield from (f"static constexpr bool {name} = {str(bool(flag)).lower()};" for name, flag in flags.items())
     yield from (f"static constexpr int {name} = {row[name]};" for name in TRAITS if TRAITS[name].kind == "int")
+
+
+TEMPLATES = CkTemplates(HEADERS, emit)

@@ -126,6 +126,40 @@ def test_packed_sequences_are_each_for_itself():
         close(gradient, right)
 
 
+def kept(weights, dropout):
+    """What the kernel multiplies by V: kept weights are positive."""
+    return weights.clamp(min=0).double() / (1 - dropout)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "softmax_scale": 0.5},
+        {"window_size": (3, 2), "softcap": 0.5},
+        {"alibi_slopes": torch.rand(4)},
+    ],
+    ids=str,
+)
+def test_weights_show_what_dropout_drops(options):
+    q, k, v = normal(2, 13, 4, 8), normal(2, 9, 2, 8, seed=1), normal(2, 9, 2, 8, seed=2)
+    o, lse, weights = flash_attn_func(q, k, v, dropout_p=0.25, return_attn_probs=True, **options)
+    assert weights.shape == (2, 4, 13, 9)
+    close(o, (kept(weights, 0.25) @ v.double().repeat_interleave(2, 2).transpose(1, 2)).transpose(1, 2))
+    close(weights.abs().sum(-1), lse.isfinite())  # rows that see keys have weights whose sum is 1
+    assert 0.1 < (weights < 0).sum() / (weights != 0).sum() < 0.4
+
+
+def test_weights_of_packed_sequences():
+    q, k, v = normal(16, 4, 8), normal(31, 2, 8, seed=1), normal(31, 2, 8, seed=2)
+    starts = (STARTS_Q, STARTS_K, 11, 20)
+    o, _, weights = flash_attn_varlen_func(q, k, v, *starts, dropout_p=0.5, causal=True, return_attn_probs=True)
+    assert weights.shape == (3, 4, 11, 20)
+    for padded, ours, values in zip(weights, o.split([5, 0, 11]), v.split([7, 4, 20]), strict=True):
+        of_one = kept(padded[:, : len(ours), : len(values)], 0.5)
+        close(ours, (of_one @ values.double().repeat_interleave(2, 1).transpose(0, 1)).transpose(0, 1))
+
+
 def test_packed_queries_over_a_paged_cache():
     q, k, v = normal(16, 4, 8), normal(31, 2, 8, seed=1), normal(31, 2, 8, seed=2)
     table = torch.tensor([[3, 9, 0], [1, 9, 9], [5, 2, 4]], dtype=torch.int32)

@@ -11,9 +11,10 @@ from catalog.ops.attention.fields import MaskWord
 from catalog.torch.calls import Layout, Options
 from catalog.torch.inputs import rng_state
 from catalog.torch.ops import forward
+from catalog.torch.weights import signed_weights
 
 Window = tuple[int, int]
-Attended = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
+Attended = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def flash_attn_func(
@@ -49,9 +50,10 @@ def flash_attn_func(
         return_attn_probs: whether to return more than O.
 
     Returns:
-        O, (batch, queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, None): the
-        log-sum-exp of the scores of each row is float32, (batch, heads, queries), and differentiable once as O is (in
-        flash-attn it is not). The third of flash-attn's results, weights for its own tests, is not made.
+        O, (batch, queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, S_dmask). LSE
+        is the log-sum-exp of the scores of each row, float32, (batch, heads, queries); it is differentiable once, as O
+        is (in flash-attn it is not). S_dmask is None without dropout, otherwise the weights before dropout, of the type
+        of q, (batch, heads, queries, keys), negative where dropped. PyTorch computes it, slowly: it is for tests.
 
     Raises:
         TensorError: shapes, types or devices of the tensors do not match, or no kernel accepts their type.
@@ -62,8 +64,11 @@ def flash_attn_func(
     """
     slopes = slopes_of(alibi_slopes)
     options = options_of("bshd", k.shape[1], dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
-    o, lse = forward(q, k, v, None, slopes, None, None, None, rng_state(dropout_p, q.device), options)
-    return (o, lse, None) if return_attn_probs else o
+    state = rng_state(dropout_p, q.device)
+    o, lse = forward(q, k, v, None, slopes, None, None, None, state, options)
+    if not return_attn_probs:
+        return o
+    return o, lse, None if state is None else signed_weights(q, k, lse, slopes, None, state, options)
 
 
 def flash_attn_varlen_func(
@@ -109,8 +114,8 @@ def flash_attn_varlen_func(
             gradients.
 
     Returns:
-        O, (all queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, None), LSE
-        float32, (heads, all queries).
+        O, (all queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, S_dmask): LSE is
+        float32, (heads, all queries), and S_dmask is padded with zeros to the longest sequence.
 
     Raises:
         TensorError: as there, or the starts are not ascending, or do not end with the last token.
@@ -123,7 +128,10 @@ def flash_attn_varlen_func(
     options = options_of("packed", max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     state = rng_state(dropout_p, q.device)
     o, lse = forward(q, k, v, None, slopes, cu_seqlens_q, cu_seqlens_k, block_table, state, options)
-    return (o, lse, None) if return_attn_probs else o
+    if not return_attn_probs:
+        return o
+    starts = cu_seqlens_q, cu_seqlens_k
+    return o, lse, None if state is None else signed_weights(q, k, lse, slopes, starts, state, options)
 
 
 def slopes_of(alibi_slopes: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,0 +1,85 @@
+"""The weights of a call with dropout: flash-attn's ``S_dmask``, whose signs say which of them were dropped."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from catalog.ops.attention.reference.dropout import dropout_factors, random_bytes
+from catalog.torch.calls import Options
+
+Sequence = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Q, (queries, heads, head dim), K, (keys, heads of K, head dim), and LSE, (heads, queries)."""
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def signed_weights(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lse: torch.Tensor,
+    slopes: torch.Tensor | None,
+    starts: tuple[torch.Tensor, torch.Tensor] | None,
+    rng_state: torch.Tensor,
+    options: Options,
+) -> torch.Tensor:
+    """The softmax weights before dropout, negative where dropout drops them.
+
+    They are computed again from Q, K and LSE, in float32, and the random numbers by NumPy: this serves tests and
+    debugging, not training.
+
+    Args:
+        q: (batch, queries, heads, head dim), or (all queries, heads, head dim) of packed sequences.
+        k: likewise; its heads divide those of q.
+        lse: float32, (batch, heads, queries), or (heads, all queries).
+        slopes: (1 or batch, heads).
+        starts: the starts of packed sequences in q and k, int32, (batch + 1,) each; None: not packed.
+        rng_state: seed and offset of the call's dropout.
+        options: the options of the call.
+
+    Returns:
+        (batch, heads, queries, keys), of the type of q. A key that a query does not see has weight 0. For packed
+        sequences, the last axes are as long as the longest sequence, and padded with zeros.
+    """
+    if starts is None:
+        sequences: list[Sequence] = list(zip(q, k, lse, strict=True))
+    else:
+        lengths_q, lengths_k = (of.diff().tolist() for of in starts)
+        parts = q.split(lengths_q), k.split(lengths_k), lse.split(lengths_q, dim=1)
+        sequences = list(zip(*parts, strict=True))
+    heads = q.shape[-2]
+    longest = [max((one[axis].shape[0] for one in sequences), default=0) for axis in (0, 1)]
+    weights = q.new_zeros(len(sequences), heads, *longest)
+    state = rng_state.cpu().numpy().view(np.uint64)
+    for index, one in enumerate(sequences):
+        own_slopes = None if slopes is None else slopes[index % len(slopes)]
+        of_one = _weights(one, own_slopes, options)
+        _, queries, keys = of_one.shape
+        random = [random_bytes(state, index * heads + head, slice(0, queries), keys) for head in range(heads)]
+        dropped = torch.from_numpy(dropout_factors(options.dropout, np.stack(random)) == 0).to(q.device)
+        weights[index, :, :queries, :keys] = torch.where(dropped, -of_one, of_one)
+    return weights
+
+
+def _weights(sequence: Sequence, slopes: torch.Tensor | None, options: Options) -> torch.Tensor:
+    """The weights of one sequence, float32, (heads, queries, keys)."""
+    q, k, lse = sequence
+    q, k = (tensor.float().transpose(0, 1) for tensor in (q, k))
+    scale = 1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
+    scores = scale * (q @ k.repeat_interleave(q.shape[0] // k.shape[0], dim=0).mT)
+    if options.soft_cap:
+        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+    queries, keys = scores.shape[1:]
+    at, other = torch.arange(queries, device=q.device), torch.arange(keys, device=q.device)
+    distance = at[:, None] + keys - queries - other
+    if slopes is not None:
+        scores = scores - slopes[:, None, None] * distance.abs()
+    hidden = lse.isneginf()[..., None].expand_as(scores)
+    if options.mask != "no":
+        if options.left >= 0:
+            hidden = hidden | (distance > options.left)
+        if options.right >= 0:
+            hidden = hidden | (-distance > options.right)
+    return (scores - lse[..., None]).exp().masked_fill(hidden, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -61,7 +62,9 @@ def program(folder: Path, kernel: Kernel) -> Path:
 
 
 def watch(stage: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([stage, *arguments], capture_output=True, text=True, check=False, timeout=300)
+    """Run until the first race; the sanitizer remembers as many accesses as it can."""
+    options = os.environ | {"TSAN_OPTIONS": "history_size=7 halt_on_error=1"}
+    return subprocess.run([stage, *arguments], capture_output=True, text=True, check=False, timeout=300, env=options)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

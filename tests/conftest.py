@@ -27,6 +27,7 @@ import pytest
 import typer.main
 import typer.testing
 from filelock import FileLock
+from hip_machine import hip_machine  # noqa: F401 - a fixture
 
 from catalog import backends, ops, plugins
 from catalog.backends import target_of

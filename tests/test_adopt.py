@@ -192,6 +192,7 @@ def test_a_generator_that_gives_no_list_changes_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hip_machine")
 def test_without_its_checkout_an_adopted_kernel_says_where_it_was_adopted_from(
     populated: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""HIP compilers on machines that have some: shell scripts that answer what a clang, or Zig, answers about itself."""
+"""HIP compilers on machines that have some."""
 
 from __future__ import annotations
 
@@ -6,86 +6,23 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hip_machine import TRIPLE, Machine, make_clang, write
 
-from catalog.build.hip import toolchain as hip
-from catalog.build.hip.facts import hip_facts
-from catalog.build.hip.toolchain import hip_toolchain
-from catalog.build.keys import KeyMaker, TranslationUnit
-from catalog.build.toolchains import Toolchain, identify
 from catalog.errors import ToolchainError
-from catalog.settings import settings
 
-TRIPLE = "x86_64-pc-linux-gnu"
-CLANG = """#!/bin/sh
-for last; do :; done
-case "$*" in
-  env) echo ".zig_exe = \\"{folder}/zig\\", .lib_dir = \\"$(realpath --relative-to=. {folder}/lib)\\"," ;;
-  *--version*) echo "clang version {version}.0.0" ;;
-  *-print-resource-dir*) echo "{folder}/resources" ;;
-  *-print-prog-name=*) echo "{folder}/${{last#-print-prog-name=}}" ;;
-  *-dumpmachine*) echo {triple} ;;
-  *" -M "*) echo "kernel.o: kernel.cpp" ;;
-  *-emit-llvm*) {make}; cat *.ll > "$last" ;;
-esac
-"""
 # Two processes that make the same module meet here: both have begun before either ends.
 MEET = (
     "cd {folder}; touch $$.here; for i in $(seq 99); do [ $(ls *.here | wc -l) -ge 2 ] && break; sleep 0.1; done; cd -"
 )
 
 
-def write(path: Path, text: str = "") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def make_clang(program: Path, version: int, make: str = ":") -> Path:
-    write(program.parent / "lib" / "include" / "stddef.h")
-    return write(program, CLANG.format(folder=program.parent, version=version, triple=TRIPLE, make=make))
-
-
-@dataclass
-class Machine:
-    """A machine with ROCm's device libraries, of before gfx950, in ``root``, and clang 19 with HIP."""
-
-    root: Path
-    clang: Path
-
-    def toolchain(self, arch: str = "gfx950") -> Toolchain:
-        """What a new process would find."""
-        settings.cache_clear()
-        identify.cache_clear()
-        hip._find.cache_clear()
-        return hip_toolchain(arch)
-
-    def key(self) -> str:
-        return KeyMaker(self.root).key(TranslationUnit("int f();", {}, 1), self.toolchain()).hex
-
-
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    root = tmp_path / "rocm"
-    for library in ("ocml", "ockl", "oclc_isa_version_90a", "oclc_abi_version_500", "oclc_daz_opt_on"):
-        write(root / "amdgcn" / "bitcode" / f"{library}.bc", library)
-    clang = make_clang(tmp_path / "clang" / "clang++", 19)
-    for header in hip_facts().lent.headers:
-        write(clang.parent / "resources" / "include" / header)
-    for program in hip_facts().lent.programs:
-        write(clang.parent / program, program)
-    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("CATALOG_ROCM_PATH", str(root))
-    monkeypatch.setenv("CATALOG_HIPCXX", str(clang))
-    monkeypatch.setenv("CATALOG_HIPCXX_DEVICE", str(tmp_path / "no-zig"))
-    yield Machine(root, clang)
-    monkeypatch.undo()
-    settings.cache_clear()
+def machine(hip_machine: Machine) -> Machine:
+    return hip_machine
 
 
 @pytest.fixture

@@ -207,6 +207,7 @@ def test_the_reference_is_the_same_in_every_layout(layout: str) -> None:
     assert not allowed.allows((a @ b + d) * np.float32(1.001), expected)
 
 
+@pytest.mark.usefixtures("hip_machine")
 def test_the_command_line_lists_explains_and_says_what_a_build_needs(tmp_path: Path) -> None:
     run: Callable[..., subprocess.CompletedProcess[str]] = partial(command.catalog, db=tmp_path / "catalog.db")
     words = ("--arch", "gfx90a", "--space", TE, "--revision", "2025-11")

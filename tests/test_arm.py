@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import archspec.cpu
 import numpy as np
@@ -22,6 +23,7 @@ from host_problems import draw_inputs
 
 from catalog.errors import DeviceError
 from catalog.ops.attention.problem import Problem
+from catalog.ops.conv.problem import ConvProblem
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import Devices
@@ -33,8 +35,22 @@ from catalog.settings import settings
 
 pytestmark = pytest.mark.slow
 
-CPUS = {"cortex-a72": "cortex_a72", "neoverse-n1": "neoverse_n1", "max": "neoverse_v1"}
-"""CPUs by the emulator's name and archspec's: Armv8.0; with dot products of int8; with those of bf16, too."""
+
+class Cpu(NamedTuple):
+    """A CPU by the emulator's name and archspec's, and the arch whose rows it runs."""
+
+    emulated: str
+    features_of: str
+    arch: str = "aarch64"
+
+
+CPUS = {
+    "oldest": Cpu("cortex-a72", "cortex_a72"),
+    "int8": Cpu("neoverse-n1", "neoverse_n1"),  # has dot products of int8
+    "bf16": Cpu("max", "neoverse_v1"),  # and of bf16
+    "sve256": Cpu("max,sve-default-vector-length=32", "neoverse_v1", "aarch64_sve256"),
+    "sve512": Cpu("a64fx", "a64fx", "aarch64_sve512"),
+}
 
 SIZES = {"batch": 2, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 70, "hdim_q": 64}
 RAGGED = {"nhead_q": 4, "nhead_k": 2, "hdim_q": 64, "seqlens_q": [20, 50], "seqlen_k": 80}
@@ -50,6 +66,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "fwd": {**SIZES, "dtype": "bf16", "mask": "causal", "dropout": 0.3, "lse": True},
     "bwd": {**SIZES, "dtype": "bf16", "mask": "causal"},
 }
+NEON = ("oldest", "int8", "bf16")
 PRODUCTS = [("fp32", 40), ("bf16", 40), ("int8", 40), ("fp16", 3), ("fp8", 3), ("int8", 3)]
 """Types and rows of A: up to 16 of them are streamed."""
 
@@ -57,40 +74,42 @@ PRODUCTS = [("fp32", 40), ("bf16", 40), ("int8", 40), ("fp16", 3), ("fp8", 3), (
 @pytest.fixture(scope="module")
 def emulated(
     populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, tuple[ArmDevice, Catalog]]]:
-    """Each CPU, and a catalog for it, whose rows the cross compiler compiles."""
+) -> Iterator[Callable[[str], tuple[ArmDevice, Catalog]]]:
+    """A CPU by its name, and a catalog for it, whose rows the cross compiler compiles."""
     for program in (COMPILER, EMULATOR):
         if shutil.which(program) is None:
             missing(program)
     folder = tmp_path_factory.mktemp("arm")
-    with Catalog(shutil.copy(populated("aarch64"), folder / "catalog.db")) as catalog:
-        catalog.populate("aarch64", operation="gemm")
     driver = build_driver(folder)
     with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         patch.setenv("CATALOG_CXX", COMPILER)
         settings.cache_clear()
-        yield {
-            cpu: (
-                ArmDevice(driver, cpu),
-                opened.enter_context(Catalog(shutil.copy(folder / "catalog.db", folder / f"{cpu}.db"))),
-            )
-            for cpu in CPUS
-        }
+
+        @cache
+        def emulated(name: str) -> tuple[ArmDevice, Catalog]:
+            cpu = CPUS[name]
+            catalog = opened.enter_context(Catalog(shutil.copy(populated(cpu.arch), folder / f"{name}.db")))
+            for operation in ("gemm", "conv"):
+                catalog.populate(cpu.arch, operation=operation)
+            return ArmDevice(driver, cpu.emulated), catalog
+
+        yield emulated
+
+
+Select = Callable[[str, Any], Plan]
 
 
 @pytest.fixture
-def catalog_on(
-    emulated: dict[str, tuple[ArmDevice, Catalog]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Catalog]:
-    """The catalog of a CPU, which this machine then is."""
+def select(emulated: Callable[[str], tuple[ArmDevice, Catalog]], monkeypatch: pytest.MonkeyPatch) -> Select:
+    """The plan of a problem on a CPU, which this machine then is."""
 
-    def catalog_on(cpu: str) -> Catalog:
-        device, catalog = emulated[cpu]
+    def select(name: str, problem: Any) -> Plan:
+        cpu, (device, catalog) = CPUS[name], emulated(name)
         monkeypatch.setattr(Devices, "of", lambda self, arch: device)
-        monkeypatch.setattr(host_device, "cpu_features", lambda: archspec.cpu.TARGETS[CPUS[cpu]].features)
-        return catalog
+        monkeypatch.setattr(host_device, "cpu_features", lambda: archspec.cpu.TARGETS[cpu.features_of].features)
+        return catalog.select(problem, arch=cpu.arch)
 
-    return catalog_on
+    return select
 
 
 def pipelines(plan: Plan) -> set[str]:
@@ -102,56 +121,75 @@ def check(expected: Expected, plan: Plan) -> None:
         assert of_tensor.passed, f"{of_tensor}: {expected.problem.key} on {plan}"
 
 
-@pytest.mark.parametrize("op", FLOATS)
-def test_every_family(catalog_on: Callable[[str], Catalog], op: Any) -> None:
+@pytest.mark.parametrize(
+    ("cpu", "op"),
+    [
+        *(("oldest", op) for op in FLOATS),
+        *(("sve256", op) for op in ("fwd", "pagedkv", "appendkv")),
+        *(("sve512", op) for op in ("fwd", "splitkv", "bwd")),
+    ],
+)
+def test_every_family(select: Select, cpu: str, op: Any) -> None:
     problem = Problem(op=op, **FLOATS[op])
-    plan = catalog_on("cortex-a72").select(problem, arch="aarch64")
+    plan = select(cpu, problem)
     assert pipelines(plan) <= {"host_panel"}
-    check(Expected(problem, draw_inputs(problem, 1), "aarch64"), plan)
+    check(Expected(problem, draw_inputs(problem, 1), CPUS[cpu].arch), plan)
 
 
+@pytest.mark.parametrize("cpu", ["bf16", "sve256"])
 @pytest.mark.parametrize("op", PAIRS)
-def test_bf16_by_dot_products(catalog_on: Callable[[str], Catalog], op: Any) -> None:
-    """On a CPU that has them; another one refuses."""
+def test_bf16_by_dot_products(select: Select, op: Any, cpu: str) -> None:
     problem = Problem(op=op, **PAIRS[op])
-    plan = catalog_on("max").select(problem, arch="aarch64")
+    plan = select(cpu, problem)
     assert pipelines(plan) == {"host_bf16"}
-    inputs = draw_inputs(problem, 1)
-    check(Expected(problem, inputs, "aarch64"), plan)
-    [main] = [kernel for kernel in plan.kernels if kernel.algorithm.pipeline.value == "host_bf16"]
-    older = catalog_on("neoverse-n1")
-    assert "host_bf16" not in pipelines(older.select(problem, arch="aarch64"))
+    check(Expected(problem, draw_inputs(problem, 1), CPUS[cpu].arch), plan)
+
+
+def test_a_cpu_without_dot_products_of_bf16_refuses_them(
+    select: Select, emulated: Callable[[str], tuple[ArmDevice, Catalog]]
+) -> None:
+    problem = Problem(op="fwd", **PAIRS["fwd"])
+    [main] = select("bf16", problem).kernels
+    assert "host_bf16" not in pipelines(select("int8", problem))
+    _, catalog = emulated("int8")
     with pytest.raises(DeviceError, match="this CPU lacks instructions that it uses"):
-        older.plan(problem, main).run(inputs)
+        catalog.plan(problem, main).run(draw_inputs(problem, 1))
+
+
+def check_on(select: Select, cpus: Iterable[str], problem: Any) -> None:
+    expected = Expected(problem, make_inputs(problem, 1), "aarch64")
+    for cpu in cpus:
+        check(expected, select(cpu, problem))
+
+
+def product(dtype: Any, m: int) -> GemmProblem:
+    return GemmProblem(m=m, n=70, k=131, batch=2, dtype=dtype, bias=True, activation="relu")
 
 
 @pytest.mark.parametrize(("dtype", "m"), PRODUCTS)
-def test_matrix_products(catalog_on: Callable[[str], Catalog], dtype: str, m: int) -> None:
+def test_matrix_products(select: Select, dtype: str, m: int) -> None:
     """A library multiplies in the units that the CPU has."""
-    problem = GemmProblem(m=m, n=70, k=131, batch=2, dtype=dtype, bias=True, activation="relu")
-    expected = Expected(problem, make_inputs(problem, 1), "aarch64")
-    for cpu in CPUS:
-        check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
+    sve = ("sve256", "sve512") if dtype in {"fp32", "fp16"} else ("sve256",)
+    check_on(select, (*NEON, *sve), product(dtype, m))
 
 
 @pytest.mark.parametrize(("dtype", "m", "scales"), [("int8", 3, "block"), ("fp8", 40, "block"), ("fp8", 3, "row")])
-def test_products_with_scales(catalog_on: Callable[[str], Catalog], dtype: str, m: int, scales: str) -> None:
+def test_products_with_scales(select: Select, dtype: str, m: int, scales: str) -> None:
     problem = GemmProblem(m=m, n=140, k=300, dtype=dtype, scales=scales, dtype_c="bf16", bias=True)
-    expected = Expected(problem, make_inputs(problem, 1), "aarch64")
-    for cpu in CPUS:
-        check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
+    check_on(select, (*NEON, "sve256", "sve512"), problem)
 
 
-def test_products_of_groups(catalog_on: Callable[[str], Catalog]) -> None:
-    problem = GemmProblem(groups=(5, 0, 60), n=70, k=33, dtype="int8")
-    expected = Expected(problem, make_inputs(problem, 1), "aarch64")
-    for cpu in ("cortex-a72", "neoverse-n1"):
-        check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
+def test_products_of_groups(select: Select) -> None:
+    check_on(select, ("oldest", "int8", "sve256"), GemmProblem(groups=(5, 0, 60), n=70, k=33, dtype="int8"))
 
 
-def test_clang_compiles_the_same(
-    catalog_on: Callable[[str], Catalog], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("direction", "groups"), [("forward", 8), ("bwd_weight", 1)])
+def test_convolutions(select: Select, direction: Any, groups: int) -> None:
+    sizes: dict[str, Any] = {"n": 1, "c": 32, "k": 32, "g": groups, "size": (9, 11), "filter": (3, 3), "pad": (1, 1)}
+    check_on(select, ("oldest", "sve256", "sve512"), ConvProblem(direction=direction, dtype="fp32", **sizes))
+
+
+def test_clang_compiles_the_same(select: Select, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "clang++"
     compiler.write_text(
         f'#!/bin/sh\nexec {shutil.which("clang++") or missing("clang++")} --target=aarch64-linux-gnu "$@"\n'
@@ -160,35 +198,33 @@ def test_clang_compiles_the_same(
     monkeypatch.setenv("CATALOG_CXX", str(compiler))
     settings.cache_clear()
     problem = GemmProblem(m=40, n=70, k=131, dtype="bf16", layout="crr")  # a row that no other test compiles
-    expected = Expected(problem, make_inputs(problem, 1), "aarch64")
-    for cpu in ("cortex-a72", "max"):
-        check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
+    check_on(select, ("oldest", "bf16", "sve256"), problem)
 
 
+@pytest.mark.parametrize("cpu", ["oldest", "sve512"])
 @pytest.mark.parametrize(("dtype", "m"), [("fp16", 3), ("bf16", 40), ("fp8", 3)])
-def test_every_number_is_read_and_rounded_exactly(catalog_on: Callable[[str], Catalog], dtype: str, m: int) -> None:
+def test_every_number_is_read_and_rounded_exactly(select: Select, cpu: str, dtype: str, m: int) -> None:
     """C = B / 3 for every number, where the rows of A are 1."""
     bits = np.uint8 if dtype == "fp8" else np.uint16
     problem = GemmProblem(m=m, n=np.iinfo(bits).max + 1, k=1, dtype=dtype, alpha=1 / 3)
     a, b = (np.array(array) for array in make_inputs(problem, 1).values())
     a[...] = 1
     b.view(bits)[:, 0] = np.arange(problem.n)
-    c = catalog_on("cortex-a72").select(problem, arch="aarch64").run(a=a, b=b).outputs["c"]
+    c = select(cpu, problem).run(a=a, b=b).outputs["c"]
     with np.errstate(all="ignore"):
         expected = (b.T.astype(np.float32) * np.float32(1 / 3)).astype(c.dtype)
     np.testing.assert_array_equal(c.astype(np.float32), np.broadcast_to(expected, c.shape).astype(np.float32))
 
 
+@pytest.mark.parametrize(("cpu", "register"), [("bf16", "v"), ("sve256", "z")])
 @pytest.mark.parametrize(
-    ("dtype", "m", "instruction"),
-    [("fp16", 3, "fcvtl"), ("bf16", 40, "bfdot"), ("int8", 40, "sdot"), ("fp8", 3, "bfdot")],
+    ("problem", "instruction"), [(PRODUCTS[3], "fcvtl?"), (PRODUCTS[1], "bfdot"), (PRODUCTS[2], "sdot")]
 )
 def test_loops_are_of_vector_instructions(
-    catalog_on: Callable[[str], Catalog], dtype: str, m: int, instruction: str
+    select: Select, cpu: str, register: str, problem: tuple[str, int], instruction: str
 ) -> None:
-    problem = GemmProblem(m=m, n=70, k=131, batch=2, dtype=dtype, bias=True, activation="relu")
-    [library] = catalog_on("max").select(problem, arch="aarch64").build()
-    command = ["aarch64-linux-gnu-objdump", "--disassemble", "--no-show-raw-insn", library.path]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert re.search(rf"\s{instruction}\s+v", shown)
+    [library] = select(cpu, product(*problem)).build()
+    command = ["aarch64-linux-gnu-objdump", "--disassemble", "--no-show-raw-insn", str(library.path)]
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert re.search(rf"\s{instruction}\s+{register}\d", shown)
     assert not re.search(r"\sfcvt\s+[sh]\d+, [sh]\d+|\s[us]bfx\s+w\d+, w\d+, #8, #8", shown), "one element at a time"

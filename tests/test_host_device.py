@@ -175,6 +175,10 @@ def test_libraries_that_are_no_kernels(build, tmp_path):
         load(device, build(KERNEL.replace('\\"id\\": ', "")))
 
 
+HOST_ARCHS = ("x86_64_v4", "x86_64_v3", "aarch64_sve512", "aarch64", "aarch64_sve256")
+"""Best first."""
+
+
 @pytest.mark.parametrize(
     ("found", "resolved", "reasons"),
     [
@@ -184,12 +188,19 @@ def test_libraries_that_are_no_kernels(build, tmp_path):
             {"x86_64_v3": None, "aarch64": "aarch64 needs a CPU of family aarch64: this one is zen4"},
         ),
         ("zen3", "x86_64_v3", {"x86_64_v4": "x86_64_v4 needs avx512bw, .*, which this CPU, zen3, lacks"}),
-        ("neoverse_v1", "aarch64", {"x86_64_v3": "x86_64_v3 needs a CPU of family x86_64"}),
-        ("power9le", None, {"gfx942": "gfx942 is not a CPU arch: host archs are x86_64_v4, x86_64_v3, aarch64"}),
+        ("neoverse_v1", "aarch64", {"x86_64_v3": "x86_64_v3 needs a CPU of family x86_64", "aarch64_sve256": None}),
+        (
+            "cortex_a72",
+            "aarch64",
+            {"aarch64_sve256": ".* needs SVE with vectors of 256 bits: .* has no SVE"},
+        ),
+        ("a64fx", "aarch64_sve512", {"aarch64_sve256": ".* of 256 bits: this CPU, a64fx, has 512 bits"}),
+        ("power9le", None, {"gfx942": f"gfx942 is not a CPU arch: host archs are {', '.join(HOST_ARCHS)}$"}),
     ],
 )
 def test_the_host_arch_is_what_the_cpu_runs(monkeypatch, found, resolved, reasons):
     monkeypatch.setattr(archspec.cpu, "host", lambda: archspec.cpu.TARGETS[found])
+    monkeypatch.setattr(host_device, "sve_bits", lambda: {"neoverse_v1": 256, "a64fx": 512}.get(found, 0))
     if resolved:
         assert resolve_host_arch() == resolved
     else:
@@ -204,6 +215,7 @@ def test_the_host_arch_is_what_the_cpu_runs(monkeypatch, found, resolved, reason
     [("neoverse_v1", {"asimd", "bf16", "fphp", "i8mm", "sve"}), ("cortex_a72", {"asimd"}), ("zen4", {"avx512_bf16"})],
 )
 def test_doctor_shows_the_features_that_selection_reads(monkeypatch, found, has):
+    archspec.cpu.host()  # what it keeps for the process is this CPU
     monkeypatch.setattr(archspec.cpu.detect, "detected_info", lambda: archspec.cpu.TARGETS[found])
     monkeypatch.setattr(host_device, "cpu_features", host_device.cpu_features.__wrapped__)  # not what was read before
     shown = set(doctor.about_cpu().about.split())

@@ -71,13 +71,15 @@ class FamilyFlags(Facts):
 class ArchFlags(Facts):
     """An arch for a compiler: the ISA by name, the flags that select it, and further flags by compiler family.
 
-    ``cpu`` is archspec's name of the minimum CPU that runs it; None if it equals the arch.
+    ``cpu`` is archspec's name of the minimum CPU that runs it; None if it equals the arch. ``vector_bits`` is the
+    length of SVE's vectors that the flags fix and the CPU must have; None without SVE.
     """
 
     isa: str
     compile: tuple[str, ...]
     families: dict[str, tuple[str, ...]] = {}
     cpu: str | None = None
+    vector_bits: int | None = None
 
 
 class HostFacts(ToolchainFacts):

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "vector.hpp"
-#if defined(__aarch64__)
+#if defined(CATALOG_SVE)
+#include "sve.hpp"
+#elif defined(__aarch64__)
 #include "neon.hpp"
 #endif
 

@@ -35,9 +35,9 @@ struct Parts {
 // Neighbours as pairs of parts: rounded to 16 bits.
 inline Parts parts_of(Float low, Float high) {
     const Bits upper = brain_pairs(low, high);
-    HalfBits rounded[2];
+    bf16 rounded[pairs_deep];
     std::memcpy(rounded, &upper, sizeof upper);
-    return {upper, brain_pairs(low - (Float)widen_upwards(rounded[0]), high - (Float)widen_upwards(rounded[1]))};
+    return {upper, brain_pairs(low - load(rounded), high - load(rounded + lanes))};
 }
 
 inline Float floats_of(HalfBits halves) {

@@ -1,4 +1,4 @@
-// The widest float vector of the target, as a compiler vector type: one source for AVX-512, AVX2 and NEON.
+// The widest float vector of the target, as a compiler vector type: one source for AVX-512, AVX2, NEON and SVE.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,14 @@
 
 namespace catalog::host {
 
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS > 0
+#define CATALOG_SVE 1  // with vectors of a fixed length
+#endif
+
 #if defined(__AVX512F__)
 inline constexpr int vector_bytes = 64;
+#elif defined(CATALOG_SVE)
+inline constexpr int vector_bytes = __ARM_FEATURE_SVE_BITS / 8;
 #elif defined(__AVX__)
 inline constexpr int vector_bytes = 32;
 #else
@@ -21,23 +27,43 @@ inline constexpr int lanes = vector_bytes / static_cast<int>(sizeof(float));
 typedef float Float __attribute__((vector_size(vector_bytes)));
 typedef int Ints __attribute__((vector_size(vector_bytes)));
 typedef std::uint32_t Bits __attribute__((vector_size(vector_bytes)));
+#if defined(CATALOG_SVE)
+typedef Bits HalfBits;  // in the lower halves of lanes: what loads widens, what stores narrows
+inline Bits load_halves(const void* from);
+inline void store_halves(void* to, Bits halves);
+#else
 typedef std::uint16_t HalfBits __attribute__((vector_size(vector_bytes / 2)));
+#endif
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // memcpy, because tensors are aligned only to their element.
 template <class Vector, class Element>
 inline Vector load_bits(const Element* from) {
-    static_assert(sizeof(Vector) == lanes * sizeof(Element));
-    Vector vector;
-    std::memcpy(&vector, from, sizeof vector);
-    return vector;
+#if defined(CATALOG_SVE)
+    if constexpr (sizeof(Element) == 2)
+        return load_halves(from);
+    else
+#endif
+    {
+        static_assert(sizeof(Vector) == lanes * sizeof(Element));
+        Vector vector;
+        std::memcpy(&vector, from, sizeof vector);
+        return vector;
+    }
 }
 
 template <class Vector, class Element>
 inline void store_bits(Element* to, Vector vector) {
-    static_assert(sizeof(Vector) == lanes * sizeof(Element));
-    std::memcpy(to, &vector, sizeof vector);
+#if defined(CATALOG_SVE)
+    if constexpr (sizeof(Element) == 2)
+        store_halves(to, vector);
+    else
+#endif
+    {
+        static_assert(sizeof(Vector) == lanes * sizeof(Element));
+        std::memcpy(to, &vector, sizeof vector);
+    }
 }
 
 inline Float splat(float value) { return value - Float{}; }  // minus preserves -0.0f

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +37,9 @@ _LARGE_CACHE = 64 << 20
 _CPU_FREQUENCIES = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
 _THREADS = "/proc/self/task"
+_GET_VECTOR_LENGTH = 51
+"""PR_SVE_GET_VL of prctl(2): bytes, and flags above them."""
+_VECTOR_LENGTH_MASK = 0xFFFF
 
 
 class HostDevice:
@@ -262,7 +267,10 @@ def why_unavailable(arch: str) -> str | None:
         )
     target, host = cpu.TARGETS[needed], cpu.host()
     if target <= host:
-        return None
+        if facts.vector_bits in (None, found := sve_bits()):
+            return None
+        has = f"{found} bits" if found else "no SVE"
+        return f"{arch} needs SVE with vectors of {facts.vector_bits} bits: this CPU, {host.name}, has {has}"
     if target.family != host.family:
         return f"{arch} needs a CPU of family {target.family}: this one is {host.name}, family {host.family}"
     lacking = ", ".join(sorted(target.features - host.features))
@@ -295,6 +303,15 @@ def cpu_features() -> frozenset[str]:
     from archspec.cpu.detect import detected_info
 
     return frozenset(detected_info().features)
+
+
+@cache
+def sve_bits() -> int:
+    """The length of SVE's vectors in this process, in bits; 0 on a CPU or a system without SVE."""
+    if sys.platform != "linux" or platform.machine() != "aarch64":
+        return 0
+    length = ctypes.CDLL(None).prctl(_GET_VECTOR_LENGTH)
+    return 0 if length < 0 else 8 * (length & _VECTOR_LENGTH_MASK)
 
 
 def _archspec() -> Any:

@@ -70,8 +70,8 @@ def populate(
 ) -> None:
     """Add every valid kernel of an arch to the catalog.
 
-    With --ck-root the kernels are those that the generator of that checkout lists, as a revision of their own. Nothing
-    is written into the checkout.
+    With --ck-root, adds the kernels that the generator of that checkout lists, as a revision of their own. Nothing is
+    written into the checkout.
 
     Example: catalog populate --arch gfx950
 
@@ -177,7 +177,7 @@ def build(
     limit: Annotated[int | None, typer.Option(help="At most N kernels.", metavar="N")] = None,
     shard: Annotated[
         str,
-        typer.Option(metavar="I/N", help="Build part I of N, while other builders of the same cache build the others."),
+        typer.Option(metavar="I/N", help="Build part I of N; other builders of the same cache build the others."),
     ] = "1/1",
     ck_root: options.CkRoot = None,
     scheduler: options.Scheduler = None,
@@ -203,14 +203,14 @@ def build(
 ) -> None:
     """Compile kernels into the cache, in parallel.
 
-    These are the kernels that meet an expression, or every stage of every plan for the problems of a trace, a set or a
-    model. If one of these fails, the kernel that is selected instead is compiled.
+    Compiles the kernels that meet an expression, or every stage of the plans for the problems of a trace, a set or a
+    model. If a kernel of a plan fails, the one that is selected instead is compiled.
 
     Kernels of AMD archs are compiled from a CK checkout. No GPU is needed: nothing is loaded or run. Rows that the
     hardware cannot run, or that are known to be wrong, are left out unless EXPR names hw_valid.
 
     Kernels in the cache are not compiled again, so the same command continues after Ctrl-C, which stops the running
-    compilers and keeps what is finished. Exits with 1 when a kernel failed or a problem has no kernels, 130 after
+    compilers and keeps finished kernels. Exits with 1 when a kernel failed or a problem has no kernels, 130 after
     Ctrl-C.
 
     Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2

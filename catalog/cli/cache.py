@@ -79,7 +79,7 @@ def list_entries(
 @app.command("verify")
 def verify_entries(
     context: typer.Context,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete what is damaged.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete damaged libraries.")] = False,
     form: options.Format = "table",
 ) -> None:
     """Check every library against its record.
@@ -114,7 +114,7 @@ def collect_garbage(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be dropped; drop nothing.")] = False,
     form: options.Format = "table",
 ) -> None:
-    """Drop libraries that have not been used for long.
+    """Drop libraries that have not been used for a long time.
 
     Leftovers of killed builders are dropped too. Libraries in use are kept.
 
@@ -225,7 +225,7 @@ def import_libraries(
 
 @app.command("push")
 def push_libraries(
-    replace: Annotated[bool, typer.Option("--replace", help="Write entries that the remote cache has, too.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Also write entries that are already there.")] = False,
     form: options.Format = "table",
 ) -> None:
     """Write the libraries of the cache to the remote cache.

@@ -31,7 +31,7 @@ def doctor(
     """Show settings, the catalog file and toolchains.
 
     For each arch it shows the compiler that would be used, or what is missing. A compiler is tried on a small program;
-    if it works, the next try waits until the compiler, its flags or its headers change.
+    if that works, it is tried again only when the compiler, its flags or its headers change.
 
     Example: catalog doctor
     """
@@ -55,7 +55,7 @@ def check(
 ) -> None:
     """Check that the cache has the kernels for problems.
 
-    These are the problems of a trace, a set or a model, or those of a file of choices.
+    The problems come from a trace, a set, a model or a file of choices.
 
     Lists each library that is absent, unsound, or of another ABI. No compiler is started: a library of any compiler
     counts, as it does when compiling is disabled. A file of choices needs exactly the libraries that it names.

@@ -97,7 +97,7 @@ def _options() -> tuple[Any, ...]:
         ] = None,
         max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Largest batch that the model decodes.")] = 256,
         phase: Annotated[
-            str, typer.Option(metavar="LIST", help="What the model does: prefill, decode, train.")
+            str, typer.Option(metavar="LIST", help="Phases of the model: prefill, decode, train.")
         ] = "prefill,decode",
         page_size: Annotated[
             int, typer.Option(min=1, metavar="N", help="Tokens of a page of the model's paged cache.")

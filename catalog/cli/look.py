@@ -40,8 +40,8 @@ def query(
 ) -> None:
     """List the kernels that meet a SQL expression.
 
-    Without --operation, those of every operation that has the columns. With --foreign the columns are those of the view
-    foreign_timings.
+    Without --operation, lists those of every operation that has the columns. With --foreign, the columns are those of
+    the view foreign_timings.
 
     Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
     """
@@ -271,10 +271,10 @@ def top(
     limit: Annotated[int, typer.Option(min=1, help="At most N rows.", metavar="N")] = 20,
     form: options.Format = "table",
 ) -> None:
-    """Show what a traced program spends where.
+    """Show where a traced program spends its time.
 
-    The share is that of the time of all calls, in percent. The times are those of all launches: as recorded by the
-    trace, and of the kernels alone, as far as tuning has measured them.
+    The share is a percentage of the time of all calls. The times are sums over all launches: as recorded by the trace,
+    and for the kernels alone, as far as tuning has measured them.
 
     Example: catalog top calls.jsonl
 
@@ -296,14 +296,14 @@ def top(
 def serve(
     context: typer.Context,
     host: Annotated[
-        str, typer.Option(help="Address to listen at. Others can reach this machine's own addresses.")
+        str, typer.Option(help="Address to listen on. The default is reachable only from this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8001,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8001,
     browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show the catalog in a browser.
 
-    Datasette serves the file, which is only read, until Ctrl-C. Added are the plots of catalog report, explanations,
+    Datasette serves the file, which is only read, until Ctrl-C. It also has the plots of catalog report, explanations,
     and a page for each kernel: its source, libraries, timings, and similar kernels. Needs the extras "datasette" and
     "report".
 
@@ -329,7 +329,7 @@ def report(
         typer.Option("--out", metavar="DIR", help="Folder for index.html; created if it does not exist."),
     ] = None,
     winners: Annotated[
-        bool, typer.Option("--winners", help="Print who wins against other projects' implementations instead.")
+        bool, typer.Option("--winners", help="Print the fastest of the compared implementations instead.")
     ] = False,
     arch: options.OneArch = None,
     peaks: Annotated[
@@ -382,7 +382,7 @@ def datasette_metadata(
 ) -> None:
     """Write metadata for Datasette, a SQLite browser.
 
-    It describes the columns and has queries to start from.
+    It describes the columns and has example queries.
 
     Then: datasette catalog.db --metadata metadata.json
 

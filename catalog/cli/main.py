@@ -27,7 +27,7 @@ SECTIONS = {
 
 
 class Commands(UserDict[str, Any]):
-    """The commands of all sections by name. Each is made when it is first used: a process needs one, all cost 50 ms."""
+    """The commands of all sections by name. Each is made when it is first used, because making all takes 50 ms."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -114,7 +114,8 @@ Arch = Annotated[str, arch_option("Arch: gfx950, x86_64_v3, ...; host is this ma
 OneArch = Annotated[str | None, arch_option("Only this arch; host is this machine's CPU.")]
 Revision = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 Operation = Annotated[
-    str | None, typer.Option("--operation", help="What the kernels compute: attention, or what a package brings.")
+    str | None,
+    typer.Option("--operation", help="What the kernels compute: attention, gemm, conv or an added operation."),
 ]
 MaskImpl = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
 CkRoot = Annotated[

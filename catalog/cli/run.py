@@ -38,8 +38,8 @@ def select(
     """Show the kernels that answer a problem.
 
     Shows one kernel per stage, and with --limit the next best ones. The medians are those that selection uses, from
-    this problem or from the nearest measured one. Where catalog learn has shown that predicted times choose better,
-    these are shown. Of frozen choices, only the kernels that they name are shown.
+    this problem or from the nearest measured one. If catalog learn found that predicted times choose better,
+    these are shown. With frozen choices, only the kernels that they name are shown.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
@@ -128,7 +128,7 @@ def replay(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, written by CATALOG_TRACE or catalog.trace.")],
     arch: Annotated[str | None, options.arch_option("Run on this arch. Default: the recorded one.")] = None,
-    bench: Annotated[bool, typer.Option("--bench", help="Time each problem until its median is known.")] = False,
+    bench: Annotated[bool, typer.Option("--bench", help="Time each problem until its median is precise.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the outputs with the float64 reference.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Launches of each problem, without --bench.")] = 5,
     limit: Annotated[
@@ -141,7 +141,7 @@ def replay(
 
     Each problem runs once, with the kernels that selection chooses now.
 
-    CATALOG_TRACE=calls.jsonl python train.py writes a trace. Inputs are those kept in it, else seeded random ones.
+    CATALOG_TRACE=calls.jsonl python train.py writes a trace. Inputs are those stored with it, else seeded random ones.
     Exits with 1 when a problem does not run or is wrong, 130 after Ctrl-C.
 
     Example: catalog replay calls.jsonl --bench --verify

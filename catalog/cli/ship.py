@@ -156,7 +156,7 @@ def aiter_csv(
     table: TableOption = None,
     arch: options.OneArch = None,
     untuned: Annotated[
-        bool, typer.Option("--untuned", help="Write the problems that were selected for but never measured.")
+        bool, typer.Option("--untuned", help="Write the problems that were selected but never measured.")
     ] = False,
     superseded: Annotated[
         bool, typer.Option("--superseded", help="Write all records of a problem, not only the preferred one.")
@@ -218,9 +218,9 @@ def generator_filter(
 ) -> None:
     """Print filters for CK's generate.py.
 
-    With them, upstream's generator makes exactly the kernels for a trace, a set or a model. The note on stderr has the
-    options for a call of it. An API with several patterns is named as often: the generator then writes all of the
-    kernels, but its dispatcher only with those of the last pattern.
+    With them, upstream's generator makes exactly the kernels for a trace, a set or a model. A note on stderr has the
+    whole command. An API with several patterns is named once for each: the generator then writes all of the kernels,
+    but its dispatcher has only those of the last pattern.
 
     Example: catalog export filter --model config.json --tp 8 --arch gfx942
     """
@@ -249,9 +249,9 @@ def freeze(
 ) -> None:
     """Write the kernels chosen for problems to a file.
 
-    These are the problems of a trace, a set or a model. With CATALOG_CHOICES=FILE, selection uses that file alone:
-    every process chooses the same kernels, whatever it has measured, and no catalog or compiler is needed. The kernels
-    must be built.
+    The problems come from a trace, a set or a model. With CATALOG_CHOICES=FILE, selection uses that file alone: every
+    process chooses the same kernels, whatever it has measured, and no catalog or compiler is needed. The kernels must
+    be built.
 
     Example: catalog freeze --trace calls.jsonl -o choices.lock
     """
@@ -292,7 +292,7 @@ def wheel(
     """Write built kernels as wheels, for pip.
 
     Where such a wheel is installed, its kernels are found as if they were in the cache, and need no compiler. A new
-    catalog selects by their timings. A group of kernels that is larger than the size limit is split into parts.
+    catalog uses their timings. A group of kernels that is larger than the size limit is split into parts.
 
     Example: catalog wheel --where "built AND dtype='bf16'" --arch gfx942 --split hdim_q -o dist
     """

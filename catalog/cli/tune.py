@@ -1,4 +1,4 @@
-"""Commands that measure, and what is learned from it: tune, learn, bench, and timings clear."""
+"""Commands that measure and learn from timings: tune, learn, bench, and timings clear."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tune(
     revision: options.Revision = None,
     shapes: ShapesOption = None,
     misses: Annotated[
-        bool, typer.Option("--misses", help="Tune the problems that were selected for but never measured.")
+        bool, typer.Option("--misses", help="Tune the problems that were selected but never measured.")
     ] = False,
     trace: Annotated[
         Path | None,
@@ -82,13 +82,13 @@ def tune(
 ) -> None:
     """Time kernels; selection uses the medians from then on.
 
-    Tunes one problem by its options, a set of problems, those that were selected for before, or those of a trace. A
-    stopped tuning continues where it ended. Times that are too noisy are not recorded. With --scheduler kernels are
+    Tunes one problem by its options, a set of problems, those that were selected before, or those of a trace. A tuning
+    that was stopped continues where it ended. Times that are too noisy are not recorded. With --scheduler kernels are
     compiled elsewhere and timed on this machine. With --there as well, each worker compiles for its own device and
     measures on it, and all timings become rows of this catalog.
 
     A time counts what --as says: eager, the whole call that a caller waits for, or graph, the device's time alone.
-    Timings of one kind never replace the other's, and selection asks for those of CATALOG_MEASURED_AS. Other projects'
+    Timings of one kind never replace the other's, and selection uses those of CATALOG_MEASURED_AS. Other projects'
     implementations are compared with the reference first.
 
     Exits with 1 if nothing could be recorded.
@@ -167,9 +167,9 @@ def learn(
 ) -> None:
     """Learn from recorded times which kernels are fast.
 
-    Fits a model of the time for each kind of problems, and stores it in the catalog. For a problem that was not
+    Fits a model of kernel time for each kind of problem, and stores it in the catalog. For a problem that was not
     measured, selection uses the times that the model predicts if these choose better than the nearest measured problem
-    and the static order do; otherwise it uses what is better.
+    and the static order do; otherwise it uses the better of those two.
 
     The columns static, nearest and predicted show how much longer than the best kernel the choices take, in percent:
     the geometric mean over the measured problems, each of which was left out of the evidence for its own choice.
@@ -295,7 +295,7 @@ def drop_timings(
         str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels. Default: all.")
     ] = "",
     foreign: Annotated[
-        bool, typer.Option("--foreign", help="Drop imported timings, by columns of foreign_timings, instead.")
+        bool, typer.Option("--foreign", help="Drop imported timings instead; EXPR uses columns of foreign_timings.")
     ] = False,
     yes: options.Yes = False,
     form: options.Format = "table",

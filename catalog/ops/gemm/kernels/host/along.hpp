@@ -1,6 +1,9 @@
 // The product of few rows with a B whose columns are contiguous. A lane holds a row and a place along the depth: with R
 // rows, a vector has lanes / R units of a column of B, once for each row, and the units of A that belong to them. So each
 // column has one vector of sums, and each vector of A is used for a whole group of columns.
+//
+// 16 registers do not hold the vectors of A beside these sums. There, a vector has units of one row, and a unit of B is
+// multiplied by all rows as soon as it is read.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +21,9 @@ constexpr int rows_in_lanes(int rows) {
     while (held < rows) held *= 2;
     return held;
 }
+
+// Whether a vector of A has units of several rows.
+inline constexpr bool rows_share_vectors = vector_registers > 16;
 
 // A vector with the same `units` units in turn, read from memory.
 template <class Unit, int units>
@@ -71,13 +77,13 @@ struct RowsOfA {
     Vector start;
 
     // Packs `count` rows, and zeros up to a multiple of `whole` in the depth. Their units are in the order of the vectors: for each
-    // `lanes` units of the depth, a vector for each piece of it, in which rows follow each other.
+    // `lanes` units of the depth, a vector for each piece of it, in which rows follow each other, or one for each row.
     template <bool along, class T>
     void pack(Factor<along, T> from, int count, std::int64_t depth, int whole) {
         constexpr int step = lanes * Units<Unit>::depth;
         rows = rows_in_lanes(count);
         start = Vector{};
-        const int piece = lanes / rows;
+        const int piece = rows_share_vectors ? lanes / rows : lanes;
         Unit* to = units;
         for (std::int64_t k = 0; k < (depth + whole - 1) / whole * whole; k += step, to += rows * lanes) {
             alignas(vector_bytes) Unit block[lanes * lanes];
@@ -85,8 +91,10 @@ struct RowsOfA {
             if (k < depth)
                 pack_rows<Unit>(from.from(0, k), count, std::min<std::int64_t>(step, depth - k), block, lanes);
             for (int row = 0; row < rows; ++row)
-                for (int i = 0; i < rows; ++i)
-                    for (int j = 0; j < piece; ++j) to[i * lanes + row * piece + j] = block[row * lanes + i * piece + j];
+                for (int i = 0; i < lanes / piece; ++i)
+                    for (int j = 0; j < piece; ++j)
+                        to[(rows_share_vectors ? i * lanes + row * piece : row * lanes) + j] =
+                            block[row * lanes + i * piece + j];
             if constexpr (offset_of<Unit> != 0)
                 for (int i = 0; i < rows; ++i)
                     Units<Unit>::multiply_add(start, load(to + i * lanes), Bits{} + offset_of<Unit>);
@@ -168,6 +176,10 @@ class ColumnsOfB {
             std::int64_t k = 0;
             for (; k + whole <= depth; k += whole, a += read * lanes) multiply_row<columns>(a, k, whole, sum);
             if (k < depth) multiply_row<columns>(a, k, depth - k, sum);
+        } else if constexpr (!rows_share_vectors) {
+            constexpr std::int64_t in_cache = 4096 / rows * Units<Unit>::depth;  // A stays in half of a cache of 32 KiB
+            for (std::int64_t k = 0; k < depth; k += in_cache, a += 4096)
+                multiply_apart<rows>(a, k, std::min(depth - k, in_cache), sum);
         } else {
             const std::int64_t stored = Reader::is_stored ? depth / whole * whole : 0;
             for (std::int64_t k = 0; k < stored; k += step, a += rows * lanes) {
@@ -195,6 +207,39 @@ class ColumnsOfB {
             Reader::load(from, count, vectors);
 #pragma GCC unroll 2
             for (int v = 0; v < read; ++v) Units<Unit>::multiply_add(sum[c], load(a + v * lanes), vectors[v]);
+        }
+    }
+
+    // Each row and column of a few has a vector of sums, whose total is added to the lane with which the row begins.
+    template <int rows, int columns>
+    void multiply_apart(const Unit* a, std::int64_t first_k, std::int64_t depth, Sums (&sum)[columns]) const {
+        constexpr int piece = lanes / rows, together = std::min(piece, columns);
+        for (int first = 0; first < columns; first += together) {
+            Sums apart[rows][together] = {};
+            const T* const from = data + first * stride + first_k;
+            const std::int64_t whole_depth = depth / step * step;
+            for (std::int64_t k = 0; k < whole_depth; k += step)
+                multiply_step(a + k / step * rows * lanes, from + k, step, apart);
+            if (whole_depth < depth)
+                multiply_step(a + whole_depth / step * rows * lanes, from + whole_depth, depth - whole_depth, apart);
+#pragma GCC unroll 8
+            for (int c = 0; c < together; ++c)
+#pragma GCC unroll 8
+                for (int row = 0; row < rows; ++row) sum[first + c][row * piece] += reduce_sum(apart[row][c]);
+        }
+    }
+
+    template <int rows, int together>
+    void multiply_step(const Unit* a, const T* from, std::int64_t count, Sums (&apart)[rows][together]) const {
+        static_assert(read == 1 || rows_share_vectors, "a vector of B is multiplied before the next one is read");
+#pragma GCC unroll 8
+        for (int c = 0; c < together; ++c, from += stride) {
+            if (next) prefetch_later(from + next);
+            typename Units<Unit>::Vector of_b[read];
+            Reader::load(from, count, of_b);
+#pragma GCC unroll 8
+            for (int row = 0; row < rows; ++row)
+                Units<Unit>::multiply_add(apart[row][c], load(a + row * lanes), of_b[0]);
         }
     }
 

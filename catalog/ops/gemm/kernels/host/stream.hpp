@@ -234,24 +234,12 @@ class StreamProduct {
         for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
             const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
             const int of_step = static_cast<int>((depth + factors - 1) / factors);
-            for (int j = 0; j < columns; j += strip) {
+            for (int j = 0; j < columns;) {
                 const auto from = b.from(first_column + j, k);
-                const bool whole = j + strip <= columns && depth % factors == 0;
+                const bool has_depth = depth % factors == 0, whole = j + strip <= columns && has_depth;
                 const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k * b.stride : 0;
-                if (!whole) {
-                    pack_depth<Unit, strip, strip>(from, std::min(strip, columns - j), depth, scratch.b);
-                    if constexpr (offset_of<Unit> != 0)
-                        for (int i = 0; i < of_step * strip; ++i) scratch.b[i].bits ^= offset_of<Unit>;
-                }
-                for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
-                    const Unit* const a = packed_a + k / factors * tile_m + i;
+                const auto adding = [&](auto block, int i, auto multiply) {
                     Sum* const sums = scratch.sums + i * Scratch::row_s + j;
-                    const auto multiply = [&](auto add) {
-                        if (whole)
-                            multiply_strip<block>(a, from.data, from.stride, of_step, i == 0 ? next : 0, add);
-                        else
-                            multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step, add);
-                    };
                     if constexpr (in_blocks) {
                         const BlockScales scales(args, batch);
                         float factor[block];
@@ -260,21 +248,54 @@ class StreamProduct {
                     } else {
                         multiply(add_to<Scratch::row_s>(sums));
                     }
+                };
+                if constexpr (!rows_share_vectors) {
+                    if (has_depth && rows <= 2 && widest / rows <= columns - j) {
+                        with_rows<2>(rows, [&](auto block) {
+                            adding(block, 0, [&](auto add) {
+                                multiply_strip<block, widest / block>(packed_a + k / factors * tile_m, from.data,
+                                                                      from.stride, of_step, next, add);
+                            });
+                        });
+                        j += widest / rows;
+                        continue;
+                    }
+                }
+                if (!whole) {
+                    pack_depth<Unit, strip, strip>(from, std::min(strip, columns - j), depth, scratch.b);
+                    if constexpr (offset_of<Unit> != 0)
+                        for (int i = 0; i < of_step * strip; ++i) scratch.b[i].bits ^= offset_of<Unit>;
+                }
+                for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+                    const Unit* const a = packed_a + k / factors * tile_m + i;
+                    adding(block, i, [&](auto add) {
+                        if (whole)
+                            multiply_strip<block, strip>(a, from.data, from.stride, of_step, i == 0 ? next : 0, add);
+                        else
+                            multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step,
+                                                                    add);
+                    });
                 });
+                j += strip;
             }
         }
     }
 
-    template <int rows, class Add>
+    // One or two rows are multiplied by more columns at a time: an addition takes longer than it takes to begin the next
+    // one, so there have to be several sums. Measured with AVX2.
+    static constexpr int widest = vector_registers / 2 * lanes;
+
+    template <int rows, int width, class Add>
     static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Add add) {
+        constexpr int vectors = std::max(width / lanes, 1);
         typename Units<Unit>::Sum sum[rows][vectors] = {};
         constexpr int line = 64 / sizeof(T);
         for (int k = 0; k < depth; ++k, b += factors * stride) {
             if (next)
 #pragma GCC unroll 16
                 for (int row = 0; row < factors; ++row)
-                    for (int j = 0; j < strip; j += line) prefetch_later(b + row * stride + j + next);
-#pragma GCC unroll 4
+                    for (int j = 0; j < width; j += line) prefetch_later(b + row * stride + j + next);
+#pragma GCC unroll 8
             for (int j = 0; j < vectors; j += Reader::vectors) {
                 typename Units<Unit>::Vector of_b[Reader::vectors];
                 Reader::load(b + j * lanes, stride, of_b);

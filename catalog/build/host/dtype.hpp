@@ -92,12 +92,15 @@ inline HalfBits load_unsigned(const void* from) {
 inline Ints load_signed(const void* from) {
 #if defined(__AVX2__) && !defined(__clang__)  // otherwise g++ extends one byte after the other
     typedef char Chars __attribute__((vector_size(16)));
-    Chars bytes = {};
-    std::memcpy(&bytes, from, sizeof(SignedBytes));  // half of it with AVX2
 #if defined(__AVX512F__)
+    Chars bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
     return __builtin_ia32_pmovsxbd512_mask(bytes, Ints{}, all_lanes);
 #else
-    return (Ints)__builtin_ia32_pmovsxbd256(bytes);
+    typedef std::int64_t Pair __attribute__((vector_size(16)));
+    std::int64_t bytes;  // a vector that is written by halves is slow to load
+    std::memcpy(&bytes, from, sizeof bytes);
+    return (Ints)__builtin_ia32_pmovsxbd256((Chars)Pair{bytes, 0});
 #endif
 #else
     SignedBytes bytes;

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from catalog.build.describe import c_string
 from catalog.errors import BuildError
+from catalog.ops.gemm.stage_layout import along_k
 from catalog.ops.gemm.traits import OF_GROUPS, Elementwise, scales_of
 from catalog.schema.kernel import Kernel
 
@@ -33,14 +34,15 @@ def emit(kernel: Kernel) -> str:
     if signature.dtype not in _OPERANDS:
         raise BuildError(f"kernel {kernel.name}: NVIDIA has no GEMM kernels for dtype = {signature.dtype}")
     of_a, of_b = signature.layout[:2]
+    grouped = signature.family in OF_GROUPS.values()
+    a_along, b_along = along_k(signature.layout, grouped=grouped)
     truths = {
-        # TMA reads 16-byte columns, and a group begins anywhere: a column-major A of groups is transposed first.
-        "a_along": of_a == "r" or signature.family in OF_GROUPS.values(),
-        "b_along": of_b == "c",
+        "a_along": a_along,
+        "b_along": b_along,
         "given_a_along": of_a == "r",
         "given_b_along": of_b == "c",
         "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
-        "grouped": signature.family in OF_GROUPS.values(),
+        "grouped": grouped,
         "along_depth": False,
     }
     members = [f"using dtype = catalog::cuda::{signature.dtype};", f"using out = {_RESULTS[signature.dtype_c]};"]

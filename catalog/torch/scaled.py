@@ -19,6 +19,7 @@ from catalog.errors import TensorError, UsageError
 from catalog.ops.gemm.problem import BLOCK, GemmProblem
 from catalog.ops.gemm.traits import Dtype
 from catalog.torch import watchers
+from catalog.torch.calls import on_nvidia
 from catalog.torch.gemm import DTYPES, Optional, enqueue, oriented
 from catalog.torch.products import unshapely
 
@@ -161,7 +162,7 @@ def _run(
     given = {"a": a_given, "b": b_given, **scales}
     if bias is not None:
         given["bias"] = bias.detach().to(out_dtype).contiguous()
-    divided = a.is_cuda and torch.version.hip is None
+    divided = on_nvidia(a)
     sizes = (a.shape[0], b.shape[-1], a.shape[1])
     problem = _problem_of(a.dtype, out_dtype, scaling, f"{of_a}{of_b}r", sizes, bias=bias is not None, divided=divided)
     return enqueue(problem, a.device, given, instead="torch._scaled_mm")

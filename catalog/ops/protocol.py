@@ -351,13 +351,11 @@ class Operation(Emitter, ABC):
         """The inputs that follow from the others by the reference; by default there are none."""
         return {}
 
-    kernels_check_indices: ClassVar[bool] = False
-    """Whether each launch on the host checks what :meth:`check_indices` does, and rejects a call before it writes."""
+    kernels_check_values: ClassVar[bool] = False
+    """Whether each launch on the host checks what :meth:`check_values` does, and rejects a call before it writes."""
 
-    def check_indices(self, problem: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Check the values of ``tensors`` that kernels trust: lengths and indices, because they read where these point.
-
-        GEMM's scales, too, which must be finite.
+    def check_values(self, problem: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Check the values of ``tensors`` that kernels trust: for example indices, because they read where these point.
 
         Raises:
             TensorError: one is not allowed; the message says which, and what is allowed.

@@ -107,7 +107,7 @@ class Attention(Operation):
     bench_traits = ("family", "mode", "pipeline")
     tile_axes = ("tile_m0", "tile_n0")
     main_families = tuple(MAIN_STAGE.values())
-    kernels_check_indices = True
+    kernels_check_values = True
     required = REQUIRED_TRAITS
     shrinks = SHRINKS
 
@@ -157,7 +157,7 @@ class Attention(Operation):
 
         return complete(problem, inputs)
 
-    def check_indices(self, problem: Problem, tensors: Mapping[str, NDArray[Any]]) -> None:
+    def check_values(self, problem: Problem, tensors: Mapping[str, NDArray[Any]]) -> None:
         """As :func:`catalog.ops.attention.index_tensors.check_indices`."""
         from catalog.ops.attention.index_tensors import check_indices
 

@@ -58,7 +58,7 @@ class Gemm(TemplatedOperation):
         Family.GROUPED_ROWWISE,
         Family.GROUPED_BLOCKSCALE,
     )
-    kernels_check_indices = True
+    kernels_check_values = True
 
     def generator(self, root: Path, timeout: float) -> Generator:
         """As :func:`catalog.ops.gemm.upstream.find_tile_engine`."""
@@ -126,7 +126,7 @@ class Gemm(TemplatedOperation):
             return of_host(kernel)
         return super().emit(kernel, backend, memory)
 
-    def check_indices(self, problem: GemmProblem, tensors: Mapping[str, NDArray[Any]]) -> None:
+    def check_values(self, problem: GemmProblem, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Check that scales are finite.
 
         Raises:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from catalog.build.describe import c_string
+from catalog.build.row_source import row_source
 from catalog.errors import BuildError
 from catalog.ops.gemm.stage_layout import along_k
 from catalog.ops.gemm.traits import OF_GROUPS, Elementwise, scales_of
@@ -50,20 +51,9 @@ def emit(kernel: Kernel) -> str:
     members += [f"static constexpr auto scales = catalog::cuda::Scales::{scales_of(signature.family)};"]
     members += [f"static constexpr int num_d = {signature.num_d};"]
     members += [f"static constexpr int {name} = {getattr(algorithm, name)};" for name in _NUMBERS]
-    body = "\n".join(f"    {member}" for member in members)
-    return f"""\
-// {kernel.name}
-#include "cuda/gemm_wgmma.hpp"
-
-namespace {{
-
-struct Row {{
-{body}
-}};
-
-}}  // namespace
-
+    exports = f"""\
 CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::cuda::gemm_workspace<Row>(args, size),
                      catalog::cuda::launch_gemm_wgmma<Row>(args, static_cast<cudaStream_t>(stream)))
 CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)
 """
+    return row_source(kernel, "cuda/gemm_wgmma.hpp", members, exports)

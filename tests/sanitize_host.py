@@ -21,6 +21,7 @@ from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array, make_outputs, results
+from catalog.schema.arithmetic import Arithmetic
 
 
 def one_short(tensor: Array) -> Array:
@@ -53,7 +54,7 @@ def run(device: HostDevice, case: dict[str, Any]) -> bool:
     of = operation_of(problem)
     expected, allowed = (
         of.reference(problem, inputs),
-        of.tolerances(problem, inputs, rounds_products=case["rounds_products"]),
+        of.tolerances(problem, inputs, Arithmetic(rounds_factors=case["rounds_factors"])),
     )
     written = results(problem.form, tensors)
     return all(allowed[name].allows(array, expected[name]) for name, array in written.items())

@@ -28,6 +28,7 @@ from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results
 from catalog.schema.arguments import ABI_VERSION
+from catalog.schema.arithmetic import Arithmetic
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem as AnyProblem
 
@@ -96,7 +97,7 @@ def run(entry: Entry, problem: AnyProblem) -> set[str]:
     kernel = LoadedKernel(entry.id.decode(), Path(), None, of.arguments, entry.launch, entry.workspace_size)
     device.launch(kernel, device.call(problem, tensors))
     rounds = any(f"_{pipeline}_" in entry.name.decode() for pipeline in ("host_bf16", "host_amx"))
-    allowed, expected = of.tolerances(problem, inputs, rounds_products=rounds), of.reference(problem, inputs)
+    allowed, expected = of.tolerances(problem, inputs, Arithmetic(rounds_factors=rounds)), of.reference(problem, inputs)
     outputs = results(problem.form, tensors)
     for name, written in outputs.items():
         assert allowed[name].used(written, expected[name]) <= 1

@@ -42,6 +42,14 @@ def test_stages_fill_the_shared_memory_of_a_block(catalog: Catalog) -> None:
         assert stages < 232_448, kernel.name
 
 
+def test_groups_have_as_many_stages_in_every_layout(catalog: Catalog) -> None:
+    stages: dict[str, set[tuple[Any, ...]]] = {"r": set(), "c": set()}
+    for kernel in rows(catalog, "family = 'grouped'", "sm_90"):
+        tile, signature = kernel.algorithm, kernel.signature
+        stages[signature.layout[0]].add((signature.dtype, tile.tile_m, tile.tile_n, tile.tile_k, tile.num_stages))
+    assert stages["c"] == stages["r"], "a column-major A of groups is transposed first"
+
+
 @pytest.mark.parametrize(
     ("size", "asked", "tile", "parts"),
     [
@@ -86,6 +94,7 @@ def test_static_order_and_parts_of_k_are_of_one_model(
         {"dtype": "fp8", "m": 130, "k": 5000, "layout": "rrr", "scales": "block", "k_batch": 0},
         {"dtype": "fp8", "groups": (100, 0, 7, 93), "k": 1096, "layout": "ccr"},
         {"dtype": "bf16", "groups": (100, 0, 7, 93), "k": 1096, "layout": "rrr"},
+        {"dtype": "bf16", "groups": (100, 0, 7, 93), "k": 1096, "layout": "crr"},
         {"dtype": "bf16", "groups": (100, 0, 7, 93), "m": 1000, "group_axis": "k"},
     ],
 )
@@ -150,14 +159,18 @@ def test_groups_of_k_are_not_of_8_bits(catalog: Catalog) -> None:
         {"m": 8192, "dtype": "fp8", "scales": "block"},
         {"m": 100, "dtype": "int8", "layout": "rrr", "scales": "row"},
         {"groups": (256,) * 64, "dtype": "bf16"},
+        {"groups": (8,) * 64, "dtype": "bf16", "layout": "crr"},
     ],
 )
 def test_rows_with_groups_and_scales_compile_without_spills(catalog: Catalog, fields: dict[str, Any]) -> None:
     (kernel,) = catalog.select(GemmProblem(n=4096, k=4096, **fields), arch="sm_90").kernels
     catalog.build(kernel)
-    query = Query(f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes"), operation="gemm")
-    ((spills, scratch),) = run(catalog.path, query)
+    query = Query(
+        f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes", "shared_bytes"), operation="gemm"
+    )
+    ((spills, scratch, shared),) = run(catalog.path, query)
     assert (spills, scratch) == (0, 0)
+    assert shared <= 232_448, "227 KiB is what a block may have"
 
 
 @pytest.mark.usefixtures("nvcc")
@@ -200,3 +213,13 @@ def test_work_follows_the_parts_of_k_and_rows_that_are_no_vectors(catalog: Catal
     assert work(k_batch=0) == halves, "selection reckons with the parts that a launch has"
     assert (whole["copied"], work(k=131)["copied"]) == (0, (64 + 4096) * 131)
     assert (whole["scattered"], work(n=4095)["scattered"]) == (0, 4095)
+
+
+def test_work_counts_operands_that_are_transposed_first(catalog: Catalog) -> None:
+    def copied(**fields: Any) -> float:
+        problem = GemmProblem(n=64, k=512, dtype="bf16", **fields)
+        (kernel,) = catalog.select(problem, arch="sm_90").kernels
+        return operation("gemm").work(problem, kernel, 132)["sm90_wgmma copied"]
+
+    assert copied(m=128, layout="crr") == copied(groups=(128,), layout="rrr") == 0
+    assert copied(groups=(128,), layout="crr") == 128 * 512

@@ -136,7 +136,7 @@ def test_a_scale_that_is_not_finite_is_a_message() -> None:
     inputs = make_inputs(problem, SEED)
     inputs["scale_a"][3, 1] = np.nan
     with pytest.raises(TensorError, match=r"scale_a\[3, 1\] is nan: scales must be finite"):
-        GEMM.check_indices(problem, inputs)
+        GEMM.check_values(problem, inputs)
 
 
 # Kernels of the host, of which others are compiled in test_gemm_host.py

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from catalog.ops.gemm.tensor_cores import rounding_of_eight_bits
+from catalog.backends import backend_of
+from catalog.ops import operation
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.tensor_cores import truncation_of_sums
+from catalog.runtime.inputs import make_inputs
 
 Matrix = NDArray[np.float64]
 
@@ -30,7 +34,7 @@ def test_promoted_sums_are_within_the_bound(k: int, positive: bool) -> None:
     rng = np.random.default_rng(k)
     a, b = np.round(4 * rng.standard_normal((9, k))) + 0.5, np.round(4 * rng.standard_normal((k, 11))) + 0.5
     a, b = (np.abs(a), np.abs(b)) if positive else (a, b)
-    error, bound = np.abs(cut_off(a, b, 128) - a @ b), rounding_of_eight_bits(a, b)
+    error, bound = np.abs(cut_off(a, b, 128) - a @ b), truncation_of_sums(a, b, 14)
     assert np.all(error <= bound)
     assert np.all(bound <= 0.02 * np.sqrt(k) * np.max(np.abs(a)) * np.max(np.abs(b)) * (np.sqrt(k) if positive else 1))
 
@@ -38,4 +42,15 @@ def test_promoted_sums_are_within_the_bound(k: int, positive: bool) -> None:
 def test_sums_that_are_not_promoted_exceed_it() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.uniform(1, 2, (4, 16384)), rng.uniform(1, 2, (16384, 4))
-    assert np.all(np.abs(cut_off(a, b, 1 << 30) - a @ b) > rounding_of_eight_bits(a, b))
+    assert np.all(np.abs(cut_off(a, b, 1 << 30) - a @ b) > truncation_of_sums(a, b, 14))
+
+
+def test_only_arches_that_truncate_sums_have_the_term() -> None:
+    problem = GemmProblem(m=4, n=4, k=4096, dtype="fp8")
+    inputs = make_inputs(problem, 0)
+    atol = {
+        arch: np.median(operation("gemm").tolerances(problem, inputs, backend_of(arch).arithmetic(arch))["c"].atol)
+        for arch in ("x86_64_v4", "gfx942", "sm_90")
+    }
+    assert atol["gfx942"] == atol["x86_64_v4"]
+    assert atol["sm_90"] > 5 * atol["gfx942"]

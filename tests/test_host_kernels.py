@@ -33,6 +33,7 @@ from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.tolerance import max_error
+from catalog.schema.arithmetic import Arithmetic
 from catalog.schema.kernel import Kernel
 
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
@@ -83,8 +84,8 @@ class Errors:
         """Compare, and fail where an element is too far away."""
         self.count += 1
         of = operation_of(plan.problem)
-        rounds = any(map(of.rounds_products, plan.kernels))
-        allowed = of.tolerances(plan.problem, inputs, rounds_products=rounds)
+        rounds = any(map(of.rounds_factors, plan.kernels))
+        allowed = of.tolerances(plan.problem, inputs, Arithmetic(rounds_factors=rounds))
         for name in outputs.keys() & expected.keys():
             share = allowed[name].used(outputs[name], expected[name])
             error = max_error(outputs[name], expected[name])
@@ -228,7 +229,7 @@ def test_every_number_is_read_and_rounded_exactly(catalog: Catalog, dtype: str) 
     inputs["q"][...] = 0
     inputs["v"].view(bits)[...] = numbers.reshape(2, 1024, 64).swapaxes(0, 1)
     values = inputs["v"].astype(np.float32)[0]
-    if dtype == "bf16" and any(map(operation_of(problem).rounds_products, plan.kernels)):
+    if dtype == "bf16" and any(map(operation_of(problem).rounds_factors, plan.kernels)):
         values[np.abs(values) < np.finfo(np.float32).tiny] = 0
     first, second = values.swapaxes(0, 1)
     with np.errstate(all="ignore"):
@@ -357,7 +358,7 @@ def test_16_bits_in_every_pipeline(
     def check(problem: Problem, seed: int) -> None:
         inputs, plan = draw_inputs(problem, seed), catalog.select(problem, arch="x86_64_v4")
         assert {kernel.algorithm.pipeline.value for kernel in plan.kernels} <= {pipeline, "no", "unused"}
-        assert any(map(operation_of(problem).rounds_products, plan.kernels)) == (pipeline != "host_panel")
+        assert any(map(operation_of(problem).rounds_factors, plan.kernels)) == (pipeline != "host_panel")
         errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
 
     check()

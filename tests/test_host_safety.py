@@ -105,7 +105,7 @@ class Sanitizer:
                 "problem": plan.problem.key,
                 "seed": index if flaw is None else SEED,
                 "flaw": flaw,
-                "rounds_products": any(map(operation_of(plan.problem).rounds_products, plan.kernels)),
+                "rounds_factors": any(map(operation_of(plan.problem).rounds_factors, plan.kernels)),
                 "num_splits": operation_of(plan.problem).splits(plan.problem, plan.kernels, 2, whole_waves=False),
                 "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }

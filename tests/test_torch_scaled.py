@@ -104,6 +104,14 @@ A, B, ROWS, COLUMNS = eight_bits(4, 256), eight_bits(256, 130), torch.rand(4, 1)
         ((A, B[1:], ROWS, COLUMNS), r"a is \(4, 256\) and b is \(255, 130\): expected \(m, k\) and \(k, n\)"),
         ((A, B, ROWS, torch.rand(2, 1)), r"or blocks \(4, 2\) and \(2, 2\)"),
         ((A, B, ROWS, COLUMNS, torch.rand(4)), r"b is \(256, 130\) and bias is \(4,\)"),
+        (
+            (A, B, ROWS, COLUMNS, torch.ones(130, dtype=torch.int32)),
+            "bias is torch.int32: expected a floating-point type",
+        ),
+        (
+            (A, B, ROWS, COLUMNS, torch.ones(130, dtype=torch.bool)),
+            "bias is torch.bool: expected a floating-point type",
+        ),
         ((A, B, ROWS, COLUMNS, None, torch.int8), "out_dtype is torch.int8"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from catalog.backends.protocol import GpuBackend
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from catalog.build.export.toolset import Toolset
     from catalog.build.targets import Target
     from catalog.runtime.devices.gpu.runtime import GpuRuntime
+    from catalog.schema.arithmetic import Arithmetic
 
 
 class _Cuda(GpuBackend):
@@ -26,6 +28,11 @@ class _Cuda(GpuBackend):
 
     def owns(self, arch: str) -> bool:
         return arch.startswith("sm_")
+
+    def arithmetic(self, arch: str) -> Arithmetic:
+        from catalog.build.cuda.facts import cuda_facts
+
+        return replace(super().arithmetic(arch), fp8_sum_bits=cuda_facts().arches[arch].fp8_sum_bits)
 
     def target(self, arch: str) -> Target:
         from catalog.build.targets import cuda_target

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from catalog.errors import DeviceError
+from catalog.schema.arithmetic import FLOAT32, Arithmetic
 
 if TYPE_CHECKING:
     from catalog.build.export.toolset import Toolset
@@ -22,14 +23,11 @@ class Backend(ABC):
     Attributes:
         specs: a folder like ``data/arch_specs`` with the specs of its archs; None if they are in the data folder.
         noise: kernels whose median is within this share of the best median are considered equal.
-        rounds_weights: whether kernels round results to the type of the inputs before they multiply them again
-            (attention: the weights), as a GPU's matrix units do; the tolerance against the reference depends on it.
         whole_waves: whether work is split so that blocks fill whole waves of the device.
     """
 
     specs: ClassVar[Path | None] = None
     noise: ClassVar[float] = 0.05  # on two cores of a shared machine, 75 % of medians differ by less than that
-    rounds_weights: ClassVar[bool] = False
     whole_waves: ClassVar[bool] = False
 
     @property
@@ -57,6 +55,16 @@ class Backend(ABC):
         """
         return frozenset()
 
+    def arithmetic(self, arch: str) -> Arithmetic:
+        """How the kernels of ``arch``, one of :attr:`isas`, round on the way to their results; tolerances depend on it.
+
+        By default they do not round: everything is computed in float32.
+
+        Raises:
+            SpecError: as in :attr:`isas`.
+        """
+        return FLOAT32
+
     @abstractmethod
     def target(self, arch: str) -> Target:
         """The target that compiles rows of ``arch``, one of :attr:`isas`, to libraries."""
@@ -81,7 +89,10 @@ class GpuBackend(Backend):
     """A kind of GPU: kernels run on its own memory and streams, through its vendor's runtime."""
 
     noise = 0.01  # by the GPU's own clock, medians hardly differ by more
-    rounds_weights = True
+
+    def arithmetic(self, arch: str) -> Arithmetic:
+        """By default, factors are rounded to the type of the inputs, as matrix units take them."""
+        return Arithmetic(rounds_factors=True)
 
     @abstractmethod
     def runtime(self) -> GpuRuntime:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from catalog.errors import BuildError, UsageError
 from catalog.ops.implementation import Implementation
 from catalog.schema.arguments import Arguments
+from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.columns import Column
 from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
@@ -350,13 +351,11 @@ class Operation(Emitter, ABC):
         """The inputs that follow from the others by the reference; by default there are none."""
         return {}
 
-    kernels_check_indices: ClassVar[bool] = False
-    """Whether each launch on the host checks what :meth:`check_indices` does, and rejects a call before it writes."""
+    kernels_check_values: ClassVar[bool] = False
+    """Whether each launch on the host checks what :meth:`check_values` does, and rejects a call before it writes."""
 
-    def check_indices(self, problem: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Check the values of ``tensors`` that kernels trust: lengths and indices, because they read where these point.
-
-        GEMM's scales, too, which must be finite.
+    def check_values(self, problem: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Check the values of ``tensors`` that kernels trust: for example indices, because they read where these point.
 
         Raises:
             TensorError: one is not allowed; the message says which, and what is allowed.
@@ -384,18 +383,21 @@ class Operation(Emitter, ABC):
 
     @abstractmethod
     def tolerances(
-        self, problem: Any, inputs: Mapping[str, NDArray[Any]], *, rounds_products: bool = False
+        self, problem: Any, inputs: Mapping[str, NDArray[Any]], arithmetic: Arithmetic = FLOAT32
     ) -> dict[str, Tolerance]:
         """How far each result of a correct kernel may differ from :meth:`reference`, by the result's name.
 
         Args:
             problem: the problem that was computed.
             inputs: as for the reference.
-            rounds_products: whether kernels round factors to the type of the inputs, as a GPU's matrix units do.
+            arithmetic: how the kernels round on the way to their results.
         """
 
-    def rounds_products(self, kernel: Kernel) -> bool:
-        """Whether a host kernel rounds factors to the type of the inputs; no, by default. A GPU's kernels all do."""
+    def rounds_factors(self, kernel: Kernel) -> bool:
+        """Whether it rounds factors to the type of the inputs though not all kernels of its arch do; no, by default.
+
+        See :attr:`~catalog.schema.arithmetic.Arithmetic.rounds_factors`.
+        """
         return False
 
     def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> Problem | None:

@@ -47,7 +47,7 @@ class Result:
     the caller's own array, also in a GPU's memory. ``time_ms`` is the time of a launch of all stages in milliseconds,
     the median if there were several: wall time on the host, GPU time without copies on a GPU. ``tflops`` is
     :attr:`Problem.flops` over that time. ``kernels`` holds the names of the kernels that ran; ``compile_seconds`` is
-    the time spent compiling them, 0 if all were in the cache. ``rounds_products``: whether a kernel rounds factors to
+    the time spent compiling them, 0 if all were in the cache. ``rounds_factors``: whether a kernel rounds factors to
     the type of the inputs though not all of its arch do.
     """
 
@@ -56,7 +56,7 @@ class Result:
     tflops: float
     kernels: tuple[str, ...]
     compile_seconds: float
-    rounds_products: bool = False
+    rounds_factors: bool = False
 
 
 _MOST_PATHS = 4096
@@ -262,7 +262,7 @@ class Plan:
             self.problem.flops / time_ms / 1e9,
             tuple(kernel.name for kernel in self.kernels),
             compile_seconds,
-            any(map(operation_of(self.problem).rounds_products, self.kernels)),
+            any(map(operation_of(self.problem).rounds_factors, self.kernels)),
         )
 
     def bind(

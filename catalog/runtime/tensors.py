@@ -127,7 +127,7 @@ def check_inputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArray
         if problem.tensors[name].role == "updated":
             _check_writable(name, array.flags.writeable, array.shape, array.strides)
     arrays = {name: array for name, array in checked.items() if isinstance(array, np.ndarray)}
-    operation_of(problem).check_indices(problem, arrays)
+    operation_of(problem).check_values(problem, arrays)
     return checked
 
 

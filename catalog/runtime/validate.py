@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from catalog.runtime.inputs import make_inputs
 from catalog.runtime.memory import check_memory, check_reference
 from catalog.runtime.tensors import Array
 from catalog.runtime.tolerance import Tolerance, max_error
+from catalog.schema.arithmetic import Arithmetic
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -44,26 +45,24 @@ class Expected:
     Args:
         problem: the problem.
         inputs: the inputs before a run.
-        arch: the kernels' arch: those of a GPU round factors to the type of the inputs.
+        arch: the kernels' arch: the tolerance depends on its arithmetic.
     """
 
     def __init__(self, problem: Problem, inputs: Mapping[str, Array], arch: str = "host") -> None:
         self.problem = problem
         self.inputs = inputs
         self._operation = operation_of(problem)
-        self._rounds_products = backend_of(arch).rounds_weights
-        self._allowed: dict[bool, Mapping[str, Tolerance]] = {}
+        self._arithmetic = backend_of(arch).arithmetic(arch)
+        self._allowed: dict[Arithmetic, Mapping[str, Tolerance]] = {}
 
     @cached_property
     def _outputs(self) -> Mapping[str, Array]:
         return self._operation.reference(self.problem, self.inputs)
 
-    def _tolerances(self, *, rounds_products: bool) -> Mapping[str, Tolerance]:
-        if rounds_products not in self._allowed:
-            self._allowed[rounds_products] = self._operation.tolerances(
-                self.problem, self.inputs, rounds_products=rounds_products
-            )
-        return self._allowed[rounds_products]
+    def _tolerances(self, arithmetic: Arithmetic) -> Mapping[str, Tolerance]:
+        if arithmetic not in self._allowed:
+            self._allowed[arithmetic] = self._operation.tolerances(self.problem, self.inputs, arithmetic)
+        return self._allowed[arithmetic]
 
     def given(self) -> dict[str, Array]:
         """The inputs for one run; inputs that a run updates are copies, since the check needs the originals."""
@@ -81,14 +80,15 @@ class Expected:
 
     def check(self, result: Result) -> list[Check]:
         """Compare every output of ``result`` with the float64 reference."""
-        return self.check_outputs(result.outputs, rounds_products=result.rounds_products)
+        return self.check_outputs(result.outputs, rounds_factors=result.rounds_factors)
 
-    def check_outputs(self, outputs: Mapping[str, Array], *, rounds_products: bool = False) -> list[Check]:
+    def check_outputs(self, outputs: Mapping[str, Array], *, rounds_factors: bool = False) -> list[Check]:
         """Compare each of ``outputs``, by result name, with the float64 reference.
 
-        ``rounds_products``: a kernel rounded factors to the type of the inputs, even if not all kernels of the arch do.
+        ``rounds_factors``: a kernel rounded factors to the type of the inputs, even if not all kernels of the arch do.
         """
-        allowed = self._tolerances(rounds_products=rounds_products or self._rounds_products)
+        of_arch = self._arithmetic
+        allowed = self._tolerances(replace(of_arch, rounds_factors=rounds_factors or of_arch.rounds_factors))
         return [
             Check(
                 name,

@@ -268,6 +268,11 @@ def arch_of(device: torch.device) -> str:
     return f"sm_{facts.major}{facts.minor}"
 
 
+def on_nvidia(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in the memory of an NVIDIA GPU; PyTorch for ROCm calls AMD's CUDA devices, too."""
+    return tensor.is_cuda and torch.version.hip is None
+
+
 def splits_keys(device: torch.device, batch: int, rows: int, heads_k: int, keys: int = LONG) -> bool:
     """Whether a forward takes less time with its keys divided into parts, which are computed in parallel.
 

@@ -19,6 +19,7 @@ from torch import library
 from catalog.errors import ArgumentError, TensorError
 from catalog.ops.conv.problem import ConvProblem
 from catalog.torch import watchers
+from catalog.torch.calls import on_nvidia
 from catalog.torch.dispatch import below, differentiable
 from catalog.torch.gemm import Optional, enqueue, word_of
 from catalog.torch.inputs import autocast_all
@@ -238,8 +239,7 @@ def _is_last(tensors: Mapping[str, Optional]) -> bool:
     On NVIDIA GPUs all tensors are taken so: kernels have no other layout.
     """
     given = [tensor[:1] for tensor in tensors.values() if tensor is not None]
-    on_nvidia = given[0].is_cuda and torch.version.hip is None
-    return on_nvidia or any(one.movedim(1, -1).is_contiguous() and not one.is_contiguous() for one in given)
+    return on_nvidia(given[0]) or any(one.movedim(1, -1).is_contiguous() and not one.is_contiguous() for one in given)
 
 
 def _dense(tensor: torch.Tensor, last: bool) -> torch.Tensor:

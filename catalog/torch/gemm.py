@@ -21,7 +21,7 @@ from catalog.ops.gemm.traits import Activation, Dtype
 from catalog.runtime.catalog import Catalog
 from catalog.schema.problem import Problem
 from catalog.torch import watchers
-from catalog.torch.calls import arch_of
+from catalog.torch.calls import arch_of, on_nvidia
 from catalog.torch.dispatch import below, differentiable
 
 Optional = torch.Tensor | None
@@ -67,7 +67,7 @@ def product(a: torch.Tensor, b: torch.Tensor, bias: Optional = None, activation:
 def _run(a: torch.Tensor, b: torch.Tensor, bias: Optional, activation: str) -> torch.Tensor:
     of_a, a_given = oriented(a)
     of_b, b_given = oriented(b)
-    divided = a.is_cuda and torch.version.hip is None
+    divided = on_nvidia(a)
     problem = _problem_of(a.dtype, f"{of_a}{of_b}r", a.shape, b.shape[-1], bias is not None, activation, divided)
     given = {"a": a_given, "b": b_given}
     if bias is not None:

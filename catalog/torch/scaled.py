@@ -19,6 +19,7 @@ from catalog.errors import TensorError, UsageError
 from catalog.ops.gemm.problem import BLOCK, GemmProblem
 from catalog.ops.gemm.traits import Dtype
 from catalog.torch import watchers
+from catalog.torch.calls import on_nvidia
 from catalog.torch.gemm import DTYPES, Optional, enqueue, oriented
 from catalog.torch.products import unshapely
 
@@ -71,11 +72,13 @@ def scaled_mm(
         UsageError: a tensor requires a gradient.
         SelectionError, DeviceError, BuildError, ToolchainError: as :func:`catalog.torch.linear`.
     """
-    _check_types(out_dtype, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    _check_types(a, b, scale_a, scale_b, out_dtype)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise unshapely(a=a, b=b, why="expected (m, k) and (k, n)")
     if bias is not None and (bias.shape != b.shape[1:] or bias.device != a.device):
         raise unshapely(b=b, bias=bias, why="expected (k, n) and (n), on one device")
+    if bias is not None and not bias.is_floating_point():
+        raise TensorError(f"bias is {bias.dtype}: expected a floating-point type")
     _check_no_gradient(a, b, scale_a, scale_b, bias)
     if not watchers.unwatched((a, b, scale_a, scale_b, bias)):
         result: torch.Tensor = torch.ops.catalog.scaled_mm.default(a, b, scale_a, scale_b, bias, out_dtype)
@@ -111,7 +114,7 @@ def scaled_grouped_mm(
         TensorError: as :func:`scaled_mm`, or offs do not ascend or exceed the rows.
         UsageError, SelectionError, DeviceError, BuildError, ToolchainError: as :func:`scaled_mm`.
     """
-    _check_types(out_dtype, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    _check_types(a, b, scale_a, scale_b, out_dtype)
     if a.dim() != 2 or b.dim() != 3 or a.shape[1] != b.shape[1]:
         raise unshapely(a=a, b=b, why="expected (m, k) and (groups, k, n)")
     if offs.dtype != torch.int32 or offs.shape != b.shape[:1]:
@@ -123,18 +126,19 @@ def scaled_grouped_mm(
     return _run_groups(a, b, scale_a, scale_b, offs, out_dtype)
 
 
-def _check_types(out_dtype: torch.dtype, **tensors: torch.Tensor) -> None:
-    a, *others = tensors.items()
-    expected = (a[1].dtype, torch.float32, torch.float32)
-    if a[1].dtype not in EIGHT_BITS:
-        raise TensorError(f"a is {a[1].dtype}: expected {' or '.join(map(str, EIGHT_BITS))}")
+def _check_types(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+) -> None:
+    if a.dtype not in EIGHT_BITS:
+        raise TensorError(f"a is {a.dtype}: expected {' or '.join(map(str, EIGHT_BITS))}")
     if out_dtype not in DTYPES:
         raise TensorError(f"out_dtype is {out_dtype}: expected {' or '.join(map(str, DTYPES))}")
-    for (name, tensor), dtype in zip(others, expected, strict=True):
+    expected = {"b": (b, a.dtype), "scale_a": (scale_a, torch.float32), "scale_b": (scale_b, torch.float32)}
+    for name, (tensor, dtype) in expected.items():
         if tensor.dtype != dtype:
             raise TensorError(f"{name} is {tensor.dtype}: expected {dtype}")
-        if tensor.device != a[1].device:
-            raise TensorError(f"{name} is on {tensor.device}: expected {a[1].device} as of a")
+        if tensor.device != a.device:
+            raise TensorError(f"{name} is on {tensor.device}: expected {a.device} as of a")
 
 
 def _check_no_gradient(*tensors: Optional) -> None:
@@ -158,9 +162,9 @@ def _run(
     given = {"a": a_given, "b": b_given, **scales}
     if bias is not None:
         given["bias"] = bias.detach().to(out_dtype).contiguous()
-    divided = a.is_cuda and torch.version.hip is None
+    divided = on_nvidia(a)
     sizes = (a.shape[0], b.shape[-1], a.shape[1])
-    problem = _problem_of(a.dtype, out_dtype, scaling, f"{of_a}{of_b}r", sizes, bias is not None, divided, None)
+    problem = _problem_of(a.dtype, out_dtype, scaling, f"{of_a}{of_b}r", sizes, bias=bias is not None, divided=divided)
     return enqueue(problem, a.device, given, instead="torch._scaled_mm")
 
 
@@ -183,7 +187,7 @@ def _run_groups(
     of_b, b_given = oriented(b)
     groups = tuple(end - start for start, end in pairwise(starts))
     sizes = (used, b.shape[-1], a.shape[1])
-    problem = _problem_of(a.dtype, out_dtype, scaling, f"{of_a}{of_b}r", sizes, False, False, groups)
+    problem = _problem_of(a.dtype, out_dtype, scaling, f"{of_a}{of_b}r", sizes, groups=groups)
     given = {"a": a_given, "b": b_given, "scale_a": scales["scale_a"][:used], "scale_b": scales["scale_b"]}
     enqueue(problem, a.device, given, {"c": c[:used]}, instead="torch.nn.functional.scaled_grouped_mm")
     return c
@@ -241,9 +245,10 @@ def _problem_of(
     scales: Scaling,
     layout: str,
     sizes: tuple[int, int, int],
-    bias: bool,
-    divided: bool,
-    groups: tuple[int, ...] | None,
+    *,
+    bias: bool = False,
+    divided: bool = False,
+    groups: tuple[int, ...] | None = None,
 ) -> GemmProblem:
     m, n, k = sizes
     fields: dict[str, Any] = {"m": m, "n": n, "k": k, "layout": layout, "bias": bias, "groups": groups}

@@ -6,10 +6,11 @@ from catalog.build.toolchains import Facts, ToolchainFacts, read_facts
 
 
 class CudaArch(Facts):
-    """An arch for nvcc, and the resources of one of its multiprocessors.
+    """An arch for nvcc, the resources of one of its multiprocessors, and the precision of its tensor cores.
 
     ``registers`` of 32 bits are allocated to warps in units of ``register_unit``, ``shared_bytes`` to blocks;
-    ``shared_of_block`` bytes of each block are reserved.
+    ``shared_of_block`` bytes of each block are reserved. Tensor cores keep ``fp8_sum_bits`` bits of a sum of fp8 or bf8
+    products; None for all of float32.
     """
 
     isa: str
@@ -22,6 +23,7 @@ class CudaArch(Facts):
     shared_of_block: int
     warp: int
     schedulers: int
+    fp8_sum_bits: int | None
 
     def occupancy(self, registers: int, threads: int, shared_bytes: int) -> int:
         """Warps of a scheduler that fit at the same time.

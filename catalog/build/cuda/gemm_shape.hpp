@@ -15,6 +15,9 @@
 
 namespace catalog::cuda {
 
+// How many parts an extent has, of which the last may be smaller.
+inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (extent + part - 1) / part; }
+
 // Elements in 16 bytes, the unit of TMA's addresses and strides, and in a row of a panel.
 template <class T>
 inline constexpr int in_vector = 16 / sizeof(T);

@@ -1,4 +1,4 @@
-"""The translation unit of a host row: its traits as a C++ struct, passed to a header of its operation."""
+"""The translation unit of a host row, for a header of its operation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from catalog.build.describe import c_string
+from catalog.build.row_source import row_source
 from catalog.schema.kernel import Kernel
 
 TYPES: Mapping[str, str] = MappingProxyType(
@@ -22,7 +23,7 @@ TYPES: Mapping[str, str] = MappingProxyType(
 """The C++ type of each element type."""
 
 
-def row_source(
+def host_source(
     kernel: Kernel,
     header: str,
     types: Mapping[str, str],
@@ -42,19 +43,8 @@ def row_source(
     for name, value in values.items():
         kind = "auto" if isinstance(value, str) else type(value).__name__
         members.append(f"static constexpr {kind} {name} = {value if kind != 'bool' else str(value).lower()};")
-    body = "\n".join(f"    {member}" for member in members)
-    return f"""\
-// {kernel.name}
-#include "{header}"
-
-namespace {{
-
-struct Row {{
-{body}
-}};
-
-}}  // namespace
-
+    exports = f"""\
 CATALOG_ENTRY_POINTS({c_string(kernel)}, {workspace},
                      catalog::host::launch<Row>(args))
 """
+    return row_source(kernel, header, members, exports)

@@ -28,6 +28,7 @@ from catalog.ops.attention.traits import Family, Pipeline
 from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_of
 from catalog.ops.implementation import Implementation
 from catalog.ops.protocol import Operation
+from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import OWN_SPACES
@@ -106,7 +107,7 @@ class Attention(Operation):
     bench_traits = ("family", "mode", "pipeline")
     tile_axes = ("tile_m0", "tile_n0")
     main_families = tuple(MAIN_STAGE.values())
-    kernels_check_indices = True
+    kernels_check_values = True
     required = REQUIRED_TRAITS
     shrinks = SHRINKS
 
@@ -156,7 +157,7 @@ class Attention(Operation):
 
         return complete(problem, inputs)
 
-    def check_indices(self, problem: Problem, tensors: Mapping[str, NDArray[Any]]) -> None:
+    def check_values(self, problem: Problem, tensors: Mapping[str, NDArray[Any]]) -> None:
         """As :func:`catalog.ops.attention.index_tensors.check_indices`."""
         from catalog.ops.attention.index_tensors import check_indices
 
@@ -179,14 +180,14 @@ class Attention(Operation):
         return reference(problem, inputs)
 
     def tolerances(
-        self, problem: Problem, inputs: Mapping[str, NDArray[Any]], *, rounds_products: bool = False
+        self, problem: Problem, inputs: Mapping[str, NDArray[Any]], arithmetic: Arithmetic = FLOAT32
     ) -> dict[str, Tolerance]:
         """As :func:`catalog.ops.attention.tolerance.tolerances`."""
         from catalog.ops.attention.tolerance import tolerances
 
-        return tolerances(problem, inputs, problem.tensors["q"].element if rounds_products else "float32")
+        return tolerances(problem, inputs, problem.tensors["q"].element if arithmetic.rounds_factors else "float32")
 
-    def rounds_products(self, kernel: Kernel) -> bool:
+    def rounds_factors(self, kernel: Kernel) -> bool:
         """Whether it multiplies pairs of bf16 or fp16, and so rounds the weights."""
         return kernel.algorithm.pipeline in (Pipeline.HOST_BF16, Pipeline.HOST_AMX)
 

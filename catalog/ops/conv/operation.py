@@ -16,6 +16,7 @@ from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
 from catalog.ops.conv.shrinks import SHRINKS
 from catalog.ops.conv.traits import Family
 from catalog.ops.protocol import RECEIPT
+from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Conv(TemplatedOperation):
         return reference(problem, inputs)
 
     def tolerances(
-        self, problem: ConvProblem, inputs: Mapping[str, NDArray[Any]], *, rounds_products: bool = False
+        self, problem: ConvProblem, inputs: Mapping[str, NDArray[Any]], arithmetic: Arithmetic = FLOAT32
     ) -> dict[str, Tolerance]:
         """As :func:`catalog.ops.conv.reference.tolerances`."""
         from catalog.ops.conv.reference import tolerances

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from catalog.ops.gemm.stage_layout import along_k_of
 from catalog.schema.problem_tensors import bytes_of_element
 
 if TYPE_CHECKING:
@@ -83,9 +84,8 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
     steps = waves * -(-_steps(problem, algorithm) // parts)
     swapped = algorithm.warp_tile_m < 64
     warpgroups = algorithm.wave_m * algorithm.wave_n // 4
-    along = problem.group_axis != "k"
-    of_a = problem.k if along and (problem.layout[0] == "r" or of_bytes == 1) else problem.m
-    of_b = problem.k if along and (problem.layout[1] == "c" or of_bytes == 1) else problem.n
+    a_along, b_along = along_k_of(problem)
+    of_a, of_b = problem.k if a_along else problem.m, problem.k if b_along else problem.n
     loaded = _line_share(of_a * of_bytes) * rows / down + _line_share(of_b * of_bytes) * problem.n / across
     read = (tile_n * (64 + tile_m) if swapped else tile_m * (64 + tile_n)) / 64
     of_128 = max(0.87 * tile_m * tile_n / 32, 1.37 * loaded, 1.25 * read, 95.0)

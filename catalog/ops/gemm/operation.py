@@ -15,6 +15,7 @@ from catalog.ops.gemm.names import NATIVE, implied
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.shrinks import SHRINKS
 from catalog.ops.gemm.traits import OF_GROUPS, ONE_PRODUCT, Family, Scales, scales_of
+from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.kernel import Kernel
 from catalog.schema.workspace import Partial, Workspace
 
@@ -57,7 +58,7 @@ class Gemm(TemplatedOperation):
         Family.GROUPED_ROWWISE,
         Family.GROUPED_BLOCKSCALE,
     )
-    kernels_check_indices = True
+    kernels_check_values = True
 
     def generator(self, root: Path, timeout: float) -> Generator:
         """As :func:`catalog.ops.gemm.upstream.find_tile_engine`."""
@@ -125,7 +126,7 @@ class Gemm(TemplatedOperation):
             return of_host(kernel)
         return super().emit(kernel, backend, memory)
 
-    def check_indices(self, problem: GemmProblem, tensors: Mapping[str, NDArray[Any]]) -> None:
+    def check_values(self, problem: GemmProblem, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Check that scales are finite.
 
         Raises:
@@ -148,12 +149,12 @@ class Gemm(TemplatedOperation):
         return reference(problem, inputs)
 
     def tolerances(
-        self, problem: GemmProblem, inputs: Mapping[str, NDArray[Any]], *, rounds_products: bool = False
+        self, problem: GemmProblem, inputs: Mapping[str, NDArray[Any]], arithmetic: Arithmetic = FLOAT32
     ) -> dict[str, Tolerance]:
         """As :func:`catalog.ops.gemm.reference.tolerances`."""
         from catalog.ops.gemm.reference import tolerances
 
-        return tolerances(problem, inputs, rounds_products=rounds_products)
+        return tolerances(problem, inputs, fp8_sum_bits=arithmetic.fp8_sum_bits)
 
     def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> GemmProblem | None:
         """As :func:`catalog.ops.gemm.foreign.problem_of_table`; tables of other formats state none."""

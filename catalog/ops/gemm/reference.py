@@ -9,7 +9,7 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
 - alpha, beta and the bias add a few roundings, each at most u times the largest number involved.
 - An activation has a slope of at most 1.13, and is itself off by at most ``8 u`` times its argument, or 8 u.
 - Each D tensor adds a rounding in float32; a factor multiplies the error before it.
-- Tensor cores round sums of fp8 and bf8: see :mod:`catalog.ops.gemm.tensor_cores`.
+- Tensor cores may keep fewer bits of a sum of fp8 or bf8 than float32 has: see :mod:`catalog.ops.gemm.tensor_cores`.
 - Scales add a few roundings to each factor or sum; they multiply sums that may be smaller than the smallest normal
   number, or whose product may be.
 - The result is rounded once to its type. Sums of int8 products without scales, and what is done with them, are exact.
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.ops.gemm.problem import BLOCK, GemmProblem
-from catalog.ops.gemm.tensor_cores import rounding_of_eight_bits
+from catalog.ops.gemm.tensor_cores import truncation_of_sums
 from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
 Array = NDArray[Any]
@@ -47,16 +47,21 @@ def reference(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Ar
 
 
 def tolerances(
-    problem: GemmProblem, inputs: Mapping[str, Array], *, rounds_products: bool = False
+    problem: GemmProblem, inputs: Mapping[str, Array], *, fp8_sum_bits: int | None = None
 ) -> dict[str, Tolerance]:
-    """How far C of a correct kernel may be from :func:`reference`; ``rounds_products``: one of a GPU."""
+    """How far C of a correct kernel may be from :func:`reference`.
+
+    Args:
+        problem: the problem that was computed.
+        inputs: as for the reference.
+        fp8_sum_bits: bits that tensor cores keep of a sum of fp8 or bf8 products; None for all of float32.
+    """
     if problem.is_integer:
         return {"c": EXACT}
     roundoff, smallest = ROUNDING[problem.tensors["c"].element]
     if problem.groups is not None:
         parts = [
-            np.asarray(tolerances(*group, rounds_products=rounds_products)["c"].atol)
-            for group in _of_groups(problem, inputs)
+            np.asarray(tolerances(*group, fp8_sum_bits=fp8_sum_bits)["c"].atol) for group in _of_groups(problem, inputs)
         ]
         return {"c": Tolerance(_joined(problem, parts), roundoff)}
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
@@ -67,8 +72,8 @@ def tolerances(
         lost = lost + _SMALLEST * (plain_a @ plain_b)
     products = abs(problem.alpha) * (a @ b)
     errors = 4 * math.sqrt(problem.k) * _U * products + abs(problem.alpha) * lost
-    if rounds_products and problem.dtype in ("fp8", "bf8"):
-        errors = errors + abs(problem.alpha) * rounding_of_eight_bits(*_factors(problem, inputs))
+    if fp8_sum_bits is not None and problem.dtype in ("fp8", "bf8"):
+        errors = errors + abs(problem.alpha) * truncation_of_sums(*_factors(problem, inputs), fp8_sum_bits)
     errors = errors + _FEW * (products + _added(problem, sizes, abs(problem.beta)))
     before = _before(problem, inputs)
     if problem.activation != "no":

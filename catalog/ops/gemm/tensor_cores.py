@@ -1,9 +1,10 @@
-"""How much the tensor cores of NVIDIA Hopper round sums of fp8 and bf8, before these are added in float32.
+"""How much the tensor cores of NVIDIA Hopper truncate sums of fp8 and bf8, before these are added in float32.
 
 An instruction adds the products of 32 elements of K and the sum so far. It aligns them to the largest of these
-magnitudes, M, and cuts off what is below 2^-13 M: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.5.2,
-and Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators" (2024). The
-kernels begin a new sum every 128 elements, as DeepGEMM does, so M stays small however deep K is.
+magnitudes, M, and keeps 14 bits: it cuts off what is below 2^-13 M. See DeepSeek-AI, "DeepSeek-V3 Technical Report"
+(2024), section 3.5.2, and Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix
+Accelerators" (2024). The kernels begin a new sum every 128 elements, as DeepGEMM does, so M stays small however deep K
+is.
 
 Each of the 33 numbers loses between 0 and 2^-13 M, toward zero. On average that is half of it: these halves cancel
 between numbers of different signs, and add up otherwise, so signs are counted. The rest varies by as much to both
@@ -20,18 +21,16 @@ from numpy.typing import NDArray
 _DEPTH, _PROMOTED = 32, 128
 """Elements of K that an instruction multiplies, and after which sums begin anew."""
 
-_CUT = 2.0**-13
-"""What is cut off, over the largest magnitude."""
-
 _LAMBDA = 4.0
 
 
-def rounding_of_eight_bits(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+def truncation_of_sums(a: NDArray[Any], b: NDArray[Any], bits: int) -> NDArray[np.float64]:
     """How far sums of products in tensor cores may be from exact ones: (..., m, n).
 
     Args:
         a: (..., m, k).
         b: (..., k, n).
+        bits: significant bits of the largest magnitude that are kept.
     """
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     mean, squares = np.zeros(shape), np.zeros(shape)
@@ -41,7 +40,7 @@ def rounding_of_eight_bits(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float
         if first % _PROMOTED == 0:
             total = np.zeros(shape)
         products = np.max(np.abs(of_a), axis=-1, keepdims=True) * np.max(np.abs(of_b), axis=-2, keepdims=True)
-        cut = _CUT / 2 * np.maximum(np.abs(total), products)
+        cut = 2.0**-bits * np.maximum(np.abs(total), products)
         mean += cut * (np.abs(np.sign(of_a) @ np.sign(of_b)) + 1)
         squares += (_DEPTH + 1) * cut * cut
         total += of_a @ of_b

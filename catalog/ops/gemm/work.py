@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from catalog.backends import backend_of
 from catalog.ops.gemm.cluster_time import MOST_PARTS, cluster_work, parts_in_clusters
 from catalog.ops.gemm.parts import parts_of
+from catalog.ops.gemm.stage_layout import along_k_of
 from catalog.ops.gemm.traits import Pipeline
 from catalog.schema.problem_tensors import bytes_of_element
 
@@ -76,12 +77,11 @@ def _cluster_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[
     parts = problem.k_batch or parts_in_clusters(problem, kernel.algorithm, units)
     work = cluster_work(problem, kernel.algorithm, 1 << min(parts, MOST_PARTS).bit_length() - 1, units)
     of_bytes = bytes_of_element(problem.tensors["a"].element)
-    along = (problem.layout[0] == "r", problem.layout[1] == "c")  # contiguous along K
+    given = (problem.layout[0] == "r", problem.layout[1] == "c")  # contiguous along K
     copied = 0
-    for extent, is_along in zip((m, n), along, strict=True):
-        count, width = (extent, k) if is_along else (k, extent)
-        transposed = is_along if problem.group_axis == "k" else of_bytes == 1 and not is_along
-        copied += count * width if transposed or (count > 1 and width * of_bytes % 16) else 0
+    for extent, given_along, along in zip((m, n), given, along_k_of(problem), strict=True):
+        count, width = (extent, k) if given_along else (k, extent)
+        copied += count * width if given_along != along or (count > 1 and width * of_bytes % 16) else 0
     return {
         "launch": 1.0,
         "time": work.time,

@@ -10,6 +10,7 @@ from catalog.build.describe import c_string
 from catalog.ops.protocol import Operation
 from catalog.runtime.tolerance import ROUNDING, Tolerance
 from catalog.schema.arguments import Arguments, Scalar, Size
+from catalog.schema.arithmetic import FLOAT32
 from catalog.schema.grammar import Grammar
 from catalog.schema.kernel import Kernel
 from catalog.schema.name_parts import Extents, Target, Word
@@ -109,7 +110,7 @@ CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size), rmsn
         x, w = (inputs[name].astype(np.float64) for name in ("x", "w"))
         return {"y": x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + problem.eps) * w}
 
-    def tolerances(self, problem, inputs, *, rounds_products=False):
+    def tolerances(self, problem, inputs, arithmetic=FLOAT32):
         """Each term of the mean is off by at most columns + 3 roundings, the root halves that, then come three more."""
         roundoff, smallest = ROUNDING["float32"]
         return {"y": Tolerance(smallest, ((problem.columns + 3) / 2 + 4) * roundoff)}

@@ -8,6 +8,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from catalog.build.describe import c_string
+from catalog.build.row_source import row_source
 from catalog.errors import BuildError
 from catalog.ops.attention.stages import WORKSPACES, workspaces_of
 from catalog.ops.attention.traits import TRAITS, Dtype, Pipeline, Signature
@@ -51,26 +52,13 @@ class Dialect:
         Raises:
             BuildError: the headers do not implement the kernel; the message names the trait.
         """
-        members = "\n".join(f"    {member}" for member in self._members(kernel))
         name = header.rpartition("/")[2]
         launch = f"catalog::{self.folder}::launch_{name}<Row>"
         export = f"CATALOG_EXPORT({launch}"
         if header in self.sized:
             export = f"CATALOG_EXPORT_SIZED({launch}, catalog::{self.folder}::workspace_size_{name}<Row>"
-        return f"""\
-// {kernel.name}
-#include "{self.folder}/{header}.hpp"
-
-namespace {{
-
-struct Row {{
-{members}
-}};
-
-}}  // namespace
-
-{export}, {c_string(kernel)}, {uses(kernel)})
-{self.footer}"""
+        exports = f"{export}, {c_string(kernel)}, {uses(kernel)})\n{self.footer}"
+        return row_source(kernel, f"{self.folder}/{header}.hpp", self._members(kernel), exports)
 
     def _members(self, kernel: Kernel) -> list[str]:
         signature = kernel.signature

@@ -110,7 +110,7 @@ class HostDevice:
 
     def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
         """As :meth:`Device.means`; None also with lengths or indices that kernels may not check themselves."""
-        unchecked = not operation_of(form.blank).kernels_check_indices and any(
+        unchecked = not operation_of(form.blank).kernels_check_values and any(
             form.tensors[name].element == "int32" for name in given
         )
         return None if unchecked or not plain_tensors(imported_torch(), given) else host_means()

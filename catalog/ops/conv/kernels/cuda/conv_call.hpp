@@ -45,8 +45,6 @@ struct ConvCall {
     bool vectors, pairs;  // elements of the result can be written eight, or two at a time
 };
 
-inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (extent + part - 1) / part; }
-
 // Images, or the filters of output channels, as the kernel reads them: `channels` of each group, `volume` positions.
 struct ConvTensor {
     const void* data;

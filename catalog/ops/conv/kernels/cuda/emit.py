@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from catalog.build.describe import c_string
+from catalog.build.row_source import row_source
 from catalog.errors import BuildError
 from catalog.ops.conv.traits import Pipeline
 from catalog.schema.kernel import Kernel
@@ -32,20 +33,9 @@ def emit(kernel: Kernel) -> str:
         f"static constexpr auto direction = catalog::conv::Direction::{signature.direction};",
         *(f"static constexpr int {name} = {number};" for name, number in numbers.items()),
     ]
-    body = "\n".join(f"    {member}" for member in members)
-    return f"""\
-// {kernel.name}
-#include "cuda/{header}.hpp"
-
-namespace {{
-
-struct Row {{
-{body}
-}};
-
-}}  // namespace
-
+    exports = f"""\
 CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size),
                      catalog::cuda::{launch}<Row>(args, static_cast<cudaStream_t>(stream)))
 CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)
 """
+    return row_source(kernel, f"cuda/{header}.hpp", members, exports)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catalog.build.host.source import row_source
+from catalog.build.host.source import host_source
 from catalog.ops.conv.traits import Layout, Pipeline
 from catalog.schema.kernel import Kernel
 
@@ -21,4 +21,4 @@ def emit(kernel: Kernel) -> str:
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }
     types = {"dtype": signature.dtype_in, "otype": signature.dtype_out}
-    return row_source(kernel, "host/launch.hpp", types, values)
+    return host_source(kernel, "host/launch.hpp", types, values)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from catalog.build.describe import c_string
+from catalog.build.row_source import row_source
 from catalog.errors import BuildError
+from catalog.ops.gemm.stage_layout import along_k
 from catalog.ops.gemm.traits import OF_GROUPS, Elementwise, scales_of
 from catalog.schema.kernel import Kernel
 
@@ -33,14 +35,15 @@ def emit(kernel: Kernel) -> str:
     if signature.dtype not in _OPERANDS:
         raise BuildError(f"kernel {kernel.name}: NVIDIA has no GEMM kernels for dtype = {signature.dtype}")
     of_a, of_b = signature.layout[:2]
+    grouped = signature.family in OF_GROUPS.values()
+    a_along, b_along = along_k(signature.layout, grouped=grouped)
     truths = {
-        # TMA reads 16-byte columns, and a group begins anywhere: a column-major A of groups is transposed first.
-        "a_along": of_a == "r" or signature.family in OF_GROUPS.values(),
-        "b_along": of_b == "c",
+        "a_along": a_along,
+        "b_along": b_along,
         "given_a_along": of_a == "r",
         "given_b_along": of_b == "c",
         "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
-        "grouped": signature.family in OF_GROUPS.values(),
+        "grouped": grouped,
         "along_depth": False,
     }
     members = [f"using dtype = catalog::cuda::{signature.dtype};", f"using out = {_RESULTS[signature.dtype_c]};"]
@@ -48,20 +51,9 @@ def emit(kernel: Kernel) -> str:
     members += [f"static constexpr auto scales = catalog::cuda::Scales::{scales_of(signature.family)};"]
     members += [f"static constexpr int num_d = {signature.num_d};"]
     members += [f"static constexpr int {name} = {getattr(algorithm, name)};" for name in _NUMBERS]
-    body = "\n".join(f"    {member}" for member in members)
-    return f"""\
-// {kernel.name}
-#include "cuda/gemm_wgmma.hpp"
-
-namespace {{
-
-struct Row {{
-{body}
-}};
-
-}}  // namespace
-
+    exports = f"""\
 CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::cuda::gemm_workspace<Row>(args, size),
                      catalog::cuda::launch_gemm_wgmma<Row>(args, static_cast<cudaStream_t>(stream)))
 CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)
 """
+    return row_source(kernel, "cuda/gemm_wgmma.hpp", members, exports)

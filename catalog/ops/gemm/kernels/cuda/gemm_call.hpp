@@ -44,8 +44,6 @@ struct GemmCall {
 
 inline constexpr std::int64_t most_extent = 1ll << 30;
 
-inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (extent + part - 1) / part; }
-
 inline bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
 // Whether TMA can read a matrix: addresses and strides are multiples of 16 bytes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catalog.build.host.source import row_source
+from catalog.build.host.source import host_source
 from catalog.ops.gemm.traits import OF_GROUPS, Elementwise, Pipeline, scales_of
 from catalog.schema.kernel import Kernel
 
@@ -24,7 +24,7 @@ def emit(kernel: Kernel) -> str:
         "num_d": signature.num_d,
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }
-    return row_source(
+    return host_source(
         kernel,
         "host/product.hpp",
         {"dtype": signature.dtype_a, "otype": signature.dtype_c},

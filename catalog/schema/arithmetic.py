@@ -1,0 +1,23 @@
+"""How kernels round on the way to their results: what a tolerance depends on besides the problem and its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """The precision of intermediate results; without fields, everything is computed in float32.
+
+    Attributes:
+        rounds_factors: whether results that are multiplied again, such as attention's weights, are first rounded to the
+            type of the inputs.
+        fp8_sum_bits: the significant bits that matrix units keep of a sum of fp8 or bf8 products; None for all of
+            float32.
+    """
+
+    rounds_factors: bool = False
+    fp8_sum_bits: int | None = None
+
+
+FLOAT32 = Arithmetic()

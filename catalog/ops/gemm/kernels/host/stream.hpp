@@ -209,7 +209,7 @@ class StreamProduct {
         }
     }
 
-    // Rows of B are contiguous: a few at a time in strips of columns, which are copied only where they are not whole.
+    // Rows of B are contiguous: a few at a time in strips of columns, of which some are copied.
     using Reader = RowReader<Unit, T>;
     static_assert(Row::b_along || (tile_n % strip == 0 && vectors % Reader::vectors == 0 && tile_m % lanes == 0),
                   "tiles are whole vectors");
@@ -236,7 +236,8 @@ class StreamProduct {
             const int of_step = static_cast<int>((depth + factors - 1) / factors);
             for (int j = 0; j < columns;) {
                 const auto from = b.from(first_column + j, k);
-                const bool has_depth = depth % factors == 0, whole = j + strip <= columns && has_depth;
+                const bool has_depth = depth % factors == 0;
+                const bool copied = j + strip > columns || !has_depth || (copies_shared && rows > Row::warp_tile_m);
                 const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k * b.stride : 0;
                 const auto adding = [&](auto block, int i, auto multiply) {
                     Sum* const sums = scratch.sums + i * Scratch::row_s + j;
@@ -261,7 +262,7 @@ class StreamProduct {
                         continue;
                     }
                 }
-                if (!whole) {
+                if (copied) {
                     pack_depth<Unit, strip, strip>(from, std::min(strip, columns - j), depth, scratch.b);
                     if constexpr (offset_of<Unit> != 0)
                         for (int i = 0; i < of_step * strip; ++i) scratch.b[i].bits ^= offset_of<Unit>;
@@ -269,11 +270,11 @@ class StreamProduct {
                 for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
                     const Unit* const a = packed_a + k / factors * tile_m + i;
                     adding(block, i, [&](auto add) {
-                        if (whole)
-                            multiply_strip<block, strip>(a, from.data, from.stride, of_step, i == 0 ? next : 0, add);
-                        else
+                        if (copied)
                             multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step,
                                                                     add);
+                        else
+                            multiply_strip<block, strip>(a, from.data, from.stride, of_step, i == 0 ? next : 0, add);
                     });
                 });
                 j += strip;
@@ -284,6 +285,10 @@ class StreamProduct {
     // One or two rows are multiplied by more columns at a time: an addition takes longer than it takes to begin the next
     // one, so there have to be several sums. Measured with AVX2.
     static constexpr int widest = vector_registers / 2 * lanes;
+
+    // A strip for several blocks of rows is copied: it is converted once, and its rows do not displace each other from the
+    // cache, as those a power of two apart would. Measured with AVX2.
+    static constexpr bool copies_shared = !rows_share_vectors;
 
     template <int rows, int width, class Add>
     static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Add add) {

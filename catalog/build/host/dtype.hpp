@@ -83,25 +83,37 @@ inline Bits widen_upwards(HalfBits x) { return widen(x) << 16; }
 typedef std::uint8_t ByteBits __attribute__((vector_size(vector_bytes / 4)));
 typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
 
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)
+// Eight bytes in the lower half of a vector. Written there as bytes, they would be slow to load.
+inline auto load_eight(const void* from) {
+    typedef char Chars __attribute__((vector_size(16)));
+    typedef std::int64_t Pair __attribute__((vector_size(16)));
+    std::int64_t bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return (Chars)Pair{bytes, 0};
+}
+#define CATALOG_LOADS_EIGHT 1
+#endif
+
 // A vector of bytes.
 inline HalfBits load_unsigned(const void* from) {
+#if defined(CATALOG_LOADS_EIGHT)
+    return (HalfBits)__builtin_ia32_pmovzxbw128(load_eight(from));
+#else
     ByteBits bytes;
     std::memcpy(&bytes, from, sizeof bytes);
     return __builtin_convertvector(bytes, HalfBits);
+#endif
 }
 inline Ints load_signed(const void* from) {
-#if defined(__AVX2__) && !defined(__clang__)  // otherwise g++ extends one byte after the other
+// Otherwise g++ extends one byte after the other.
+#if defined(CATALOG_LOADS_EIGHT)
+    return (Ints)__builtin_ia32_pmovsxbd256(load_eight(from));
+#elif defined(__AVX512F__) && !defined(__clang__)
     typedef char Chars __attribute__((vector_size(16)));
-#if defined(__AVX512F__)
     Chars bytes;
     std::memcpy(&bytes, from, sizeof bytes);
     return __builtin_ia32_pmovsxbd512_mask(bytes, Ints{}, all_lanes);
-#else
-    typedef std::int64_t Pair __attribute__((vector_size(16)));
-    std::int64_t bytes;  // a vector that is written by halves is slow to load
-    std::memcpy(&bytes, from, sizeof bytes);
-    return (Ints)__builtin_ia32_pmovsxbd256((Chars)Pair{bytes, 0});
-#endif
 #else
     SignedBytes bytes;
     std::memcpy(&bytes, from, sizeof bytes);

@@ -21,13 +21,17 @@ inline Float load(const bf8* from) {
     return load(halves);
 }
 
-// Read as the bits of fp16, an e4m3 number is 2^8 too small, including subnormal numbers.
+// Read as the bits of fp16, an e4m3 number is 2^8 too small, including subnormal numbers. NaN becomes 480, which is not one.
 inline Float load(const fp8* from) {
     const HalfBits bits = load_unsigned(from);
     fp16 halves[lanes];
+#if defined(__F16C__)
+    store_bits(halves, (HalfBits)((Shorts)(bits << 8) >> 1) & 0xbfff);  // the sign is at both ends of the exponent
+#else
     store_bits(halves, (bits & 0x80) << 8 | (bits & 0x7f) << 7);
-    const Bits is_nan = (Bits)(widen(bits & 0x7f) == 0x7f);
-    return (Float)((Bits)(load(halves) * 256.0f) | (is_nan & 0x7fc00000));
+#endif
+    const Bits number = (Bits)(load(halves) * 256.0f);
+    return (Float)(number | (Bits)((number & 0x7fffffff) == (Bits)splat(480.0f)));
 }
 
 // Rounds to nearest even; numbers that are too large become the largest one, as in CK Tile. Normal numbers keep

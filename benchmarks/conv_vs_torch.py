@@ -8,7 +8,6 @@ benchmarks/README.md.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,14 +15,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from report import Label, Row, Target, is_met, print_table, summary
+from host_sides import TYPES, compare, parser_of
+from report import Label, Row, Target
 from timing import Call, Pace, interleaved
 
 from catalog import Catalog
 from catalog.ops.conv.problem import ConvProblem
-from catalog.runtime.peaks import measure_peaks
 
-TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DIRECTIONS = ("forward", "bwd_data", "bwd_weight")
 
 
@@ -106,7 +104,7 @@ def row_of(catalog: Catalog, problem: ConvProblem, kind: str, peak: float, pace:
     return Row("conv", labels, figures, runs, str(plan))
 
 
-def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Iterator[Row]:
+def rows_of(catalog: Catalog, peak: float, options: argparse.Namespace) -> Iterator[Row]:
     clock = time.thread_time if options.cpu else time.perf_counter
     pace = Pace(options.runs, 1, options.seconds, min if options.best else median, clock)
     for dtype in options.dtype:
@@ -118,29 +116,15 @@ def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Itera
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dtype", nargs="+", choices=TYPES, default=list(TYPES))
+    parser = parser_of(__doc__)
     parser.add_argument("--direction", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
     parser.add_argument("--kind", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--images", type=int, default=8, help="of a batch, except of videos (default 8)")
-    parser.add_argument("--runs", type=int, default=25, help="timed runs of each side (default 25)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of one problem (default 8)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side")
-    parser.add_argument("--best", action="store_true", help="minima instead of medians, for a busy machine")
     parser.add_argument("--cpu", action="store_true", help="CPU seconds instead of wall time, with --threads 1")
     options = parser.parse_args()
     if options.cpu and options.threads != 1:
         parser.error("--cpu counts the seconds of one thread: add --threads 1")
-    torch.set_num_threads(options.threads)
-    os.environ["CATALOG_NUM_THREADS"] = str(options.threads)  # read by the first use of the catalog's settings
-    catalog = Catalog()
-    device = catalog.host().device
-    peak = measure_peaks(catalog.builder, device.arch, device.cores).gflops
-    print(f"{device.name}, {device.arch}, {device.cores} threads, peak {peak:.0f} GFLOP/s; PyTorch {torch.__version__}")
-    rows = print_table(COLUMNS, TARGETS, rows_of(catalog, options, peak))
-    print(f"\n{sum(is_met(row, TARGETS) for row in rows)}/{len(rows)} problems met")
-    for line in summary(TARGETS, rows):
-        print(f"    {line}")
+    compare(COLUMNS, TARGETS, options.threads, partial(rows_of, options=options))
 
 
 if __name__ == "__main__":

@@ -8,21 +8,16 @@ benchmarks/README.md.
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from cuda_vs_torch import Row, check, medians, print_row, tensors
+from cuda_plans import Bench, parser_of, print_means, write_rows
+from cuda_vs_torch import Row, check, print_row, tensors
 
 from catalog import Catalog
 from catalog.ops.conv.problem import ConvProblem
-from catalog.runtime.plan import Plan
 
 CONVOLUTIONS: Sequence[tuple[int, ...]] = (
     *((32, width, width, size, 3, 1, 1, 1) for width, size in ((256, 56), (64, 56), (128, 28), (256, 14), (512, 7))),
@@ -49,46 +44,24 @@ def problems(dtype: str) -> Iterator[ConvProblem]:
             yield ConvProblem(direction=direction, n=n, c=c, k=k, g=g, dtype=dtype, **fields)
 
 
-class Bench:
-    """The catalog, and how long and how much to time."""
-
-    def __init__(self, catalog: Catalog, options: argparse.Namespace) -> None:
-        self.catalog = catalog
-        self.candidates: int = options.candidates
-        self.seconds: float = options.seconds
-
-    def plans(self, problem: ConvProblem) -> list[Plan]:
-        """The first plans of the static order."""
-        found = self.catalog.candidates(problem, arch="sm_90", limit=self.candidates, static=True)
-        return [self.catalog.plan(problem, candidate.kernel) for candidate in found]
-
-    def build(self, problems: Sequence[ConvProblem]) -> None:
-        """Compile all plans, on every core."""
-        kernels = {kernel.id: kernel for one in problems for plan in self.plans(one) for kernel in plan.kernels}
-        for failure in self.catalog.builder.build_many(kernels.values()).failures:
-            print(f"{failure.kernel.name}: {failure.error}")
+class ConvBench(Bench):
+    """Times convolutions."""
 
     def row(self, problem: ConvProblem) -> Row:
         """TFLOP/s of the first plan, of the best one, and of cuDNN."""
         given, theirs = sides(problem)
         expected = theirs()
-        calls: dict[str, Callable[[], Any]] = {}
-        plans = self.plans(problem)
+        plans, ours = self.plans(problem), []
         [made] = problem.made
-        for place, plan in enumerate(plans):
+        for plan in plans:
             result = torch.empty_like(expected.movedim(1, -1), memory_format=torch.contiguous_format)
             inputs = {name: tensor.movedim(1, -1) for name, tensor in given.items() if name != made}
-            calls[str(place)] = bound = plan.bind(inputs, outputs={made: result}).enqueue
-            bound()
+            ours.append(plan.bind(inputs, outputs={made: result}).enqueue)
+            ours[-1]()
             check(problem.name, result.movedim(-1, 1), expected)
-        times = medians({**calls, "cudnn": theirs}, self.seconds, cold=True)
-        cudnn = times.pop("cudnn")
-        best = min(times, key=lambda place: times[place])
-        rates = {"ours": times["0"], "best": times[best], "cudnn": cudnn}
-        figures = {name: problem.flops / ms / 1e9 for name, ms in rates.items()}
-        figures |= {"of cudnn": cudnn / times["0"], "best of cudnn": cudnn / times[best], "us": 1e3 * times["0"]}
-        name = plans[int(best)].kernels[0].name
-        return Row("conv", {"problem": problem.name}, figures, {f"x {LEAST}": figures["of cudnn"] >= LEAST}, name)
+        figures, best = self.compared(problem, ours, "cudnn", theirs)
+        met = {f"x {LEAST}": figures["of cudnn"] >= LEAST}
+        return Row("conv", {"problem": problem.name}, figures, met, plans[best].kernels[0].name)
 
 
 def sides(problem: ConvProblem) -> tuple[Mapping[str, torch.Tensor], Callable[[], torch.Tensor]]:
@@ -111,23 +84,15 @@ def sides(problem: ConvProblem) -> tuple[Mapping[str, torch.Tensor], Callable[[]
     return given, lambda: backward(False, [0, 0], problem.g, mask)[mask.index(True)]
 
 
-def mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--candidates", type=int, default=4, help="kernels of each problem; 1: only what is selected")
-    parser.add_argument("--seconds", type=float, default=0.4, help="total for all sides of one problem")
+    parser = parser_of(__doc__)
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
-    parser.add_argument("--db", type=Path, default=None, help="the catalog")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     catalog = Catalog(options.db)
     catalog.populate("sm_90", operation="conv")
     listed = list(problems(options.dtype))
-    bench = Bench(catalog, options)
+    bench = ConvBench(catalog, options)
     bench.build(listed)
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "cuDNN", torch.backends.cudnn.version())
     rows = []
@@ -136,11 +101,8 @@ def main() -> None:
         print_row(rows[-1])
     for direction in ("forward", *MASKS):
         of = [row.figures for row, problem in zip(rows, listed, strict=True) if problem.direction == direction]
-        for figure in ("of cudnn", "best of cudnn"):
-            shares = [one[figure] for one in of]
-            print(f"{direction}: {figure} {mean(shares):.3f} on geometric mean of {len(of)}, worst {min(shares):.3f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        print_means(direction, "cudnn", of)
+    write_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,18 @@ answer is checked against PyTorch's before it is timed. See benchmarks/README.md
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from cuda_plans import Bench, parser_of, print_means, write_rows
 from cuda_vs_torch import COPY_BYTES, Row, check, medians, print_row, tensors
 from drawn_problems import SPACES, drawn
 
 from catalog import Catalog
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.runtime.plan import Plan
 
 SIZES: tuple[tuple[int, int, int], ...] = (
     *((size, size, size) for size in (8192, 4096, 2048, 1024)),
@@ -39,48 +35,25 @@ STREAMED_BYTES = 1 << 29
 """The weights of products that run back to back, in total: many times the L2 cache."""
 
 
-class Bench:
-    """The catalog, and how long and how much to time."""
-
-    def __init__(self, catalog: Catalog, options: argparse.Namespace) -> None:
-        self.catalog = catalog
-        self.candidates: int = options.candidates
-        self.seconds: float = options.seconds
-
-    def plans(self, problem: GemmProblem) -> list[Plan]:
-        """The first plans of the static order."""
-        found = self.catalog.candidates(problem, arch="sm_90", limit=self.candidates, static=True)
-        return [self.catalog.plan(problem, candidate.kernel) for candidate in found]
-
-    def build(self, problems: Sequence[GemmProblem]) -> None:
-        """Compile all plans, on every core."""
-        kernels = {kernel.id: kernel for one in problems for plan in self.plans(one) for kernel in plan.kernels}
-        for failure in self.catalog.builder.build_many(kernels.values()).failures:
-            print(f"{failure.kernel.name}: {failure.error}")
+class GemmBench(Bench):
+    """Times products."""
 
     def cold(self, problem: GemmProblem) -> Row:
         """TFLOP/s of the first plan, of the best one, and of cuBLAS."""
-        m, n, k = problem.m, problem.n, problem.k
         a, b = operands(problem)
-        theirs_of = product_of(problem, a, b)
-        expected = theirs_of()
+        theirs = product_of(problem, a, b)
+        expected = theirs()
         given = {"a": a, "b": b.mT if problem.layout[1] == "c" else b}
-        sides: dict[str, Callable[[], Any]] = {}
-        for place, plan in enumerate(self.plans(problem)):
+        plans, ours = self.plans(problem), []
+        for plan in plans:
             c = torch.empty_like(expected)
-            sides[str(place)] = bound = plan.bind(given, outputs={"c": c}).enqueue
-            bound()
+            ours.append(plan.bind(given, outputs={"c": c}).enqueue)
+            ours[-1]()
             check(f"gemm {problem.key}", c, expected)
-        sides["cublas"] = theirs_of
-        times = medians(sides, self.seconds, cold=True)
-        theirs = times.pop("cublas")
-        best = min(times, key=lambda place: times[place])
-        rates = {"ours": times["0"], "best": times[best], "cublas": theirs}
-        figures = {name: problem.flops / ms / 1e9 for name, ms in rates.items()}
-        figures |= {"of cublas": theirs / times["0"], "best of cublas": theirs / times[best], "us": 1e3 * times["0"]}
-        labels = {"m": m, "n": n, "k": k, "layout": problem.layout}
-        name = self.plans(problem)[int(best)].kernels[0].name
-        return Row("cold", labels, figures, {"cublas x 1.0": figures["of cublas"] >= 1}, name)
+        figures, best = self.compared(problem, ours, "cublas", theirs)
+        labels = {"m": problem.m, "n": problem.n, "k": problem.k, "layout": problem.layout}
+        met = {"cublas x 1.0": figures["of cublas"] >= 1}
+        return Row("cold", labels, figures, met, plans[best].kernels[0].name)
 
     def groups(self, problem: GemmProblem) -> Row:
         """TFLOP/s of groups of rows, of PyTorch's groups, and of one product of the same work."""
@@ -172,15 +145,11 @@ def graph_of(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--candidates", type=int, default=4, help="kernels of each problem; 1: only what is selected")
+    parser = parser_of(__doc__)
     parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16", help="element type of A and B")
     parser.add_argument("--groups", action="store_true", help="also time groups of rows beside one product")
     parser.add_argument("--drawn", type=int, default=0, help="also time that many drawn products")
     parser.add_argument("--seed", type=int, default=7, help="of what is drawn")
-    parser.add_argument("--seconds", type=float, default=0.4, help="total for all sides of one problem")
-    parser.add_argument("--db", type=Path, default=None, help="the catalog")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     catalog = Catalog(options.db)
     catalog.populate("sm_90", operation="gemm")
@@ -197,7 +166,7 @@ def main() -> None:
         GemmProblem(groups=groups, n=n, k=k, dtype=options.dtype, dtype_c=listed[0].dtype_c)
         for groups, n, k in (GROUPS if options.groups else ())
     ]
-    bench = Bench(catalog, options)
+    bench = GemmBench(catalog, options)
     bench.build([*listed, *several, *others])
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     rows = []
@@ -205,13 +174,9 @@ def main() -> None:
         rows.append(row)
         print_row(row)
     cold = [row.figures for row in rows if row.scenario == "cold"]
-    for title, of in (("listed", cold[: len(listed)]), ("drawn", cold[len(listed) :])):
-        for figure in ("of cublas", "best of cublas") if of else ():
-            mean = math.exp(sum(math.log(one[figure]) for one in of) / len(of))
-            worst = min(one[figure] for one in of)
-            print(f"{title}: {figure} {mean:.3f} on geometric mean of {len(of)}, worst {worst:.3f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print_means("listed", "cublas", cold[: len(listed)])
+    print_means("drawn", "cublas", cold[len(listed) :])
+    write_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -7,23 +7,21 @@ busy machine only these mean anything. See benchmarks/README.md.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-from report import Label, Row, Target, is_met, print_table, summary
+from host_sides import TYPES, compare, parser_of
+from report import Label, Row, Target
 from timing import STREAM_BYTES, Call, Pace, copies_to_stream, interleaved, rotating, stream
 
 from catalog import Catalog
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.runtime.peaks import measure_peaks
 
 SQUARES = [(size, size, size) for size in (256, 512, 1024, 2048, 4096)]
 FEW_ROWS = [(m, 4096, 4096) for m in (1, 2, 4, 8, 16)]
-TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 EXPERTS, SKEW = 64, 1.2
 MODELS = [(tokens, 768, 2048) for tokens in (256, 1024, 4096)]
 """Tokens of all experts, and the weights of each: their numbers fall as a power of the expert's rank, the skew."""
@@ -84,7 +82,7 @@ def row_of(catalog: Catalog, problem: GemmProblem, kind: str, peak: float, pace:
     return Row("gemm", labels, figures, runs, str(plan))
 
 
-def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Iterator[Row]:
+def rows_of(catalog: Catalog, peak: float, options: argparse.Namespace) -> Iterator[Row]:
     pace = Pace(options.runs, 1, options.seconds, min if options.best else median)
     for dtype in options.dtype:
         for layout in options.layout:
@@ -101,26 +99,12 @@ def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Itera
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dtype", nargs="+", choices=TYPES, default=list(TYPES))
+    parser = parser_of(__doc__)
     parser.add_argument("--layout", nargs="+", choices=("rcr", "rrr"), default=["rcr", "rrr"])
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS), help="few: 1 to 16 rows")
     parser.add_argument("--largest", type=int, default=4096, help="largest M or N (default 4096)")
-    parser.add_argument("--runs", type=int, default=25, help="timed runs of each side (default 25)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of one problem (default 8)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side")
-    parser.add_argument("--best", action="store_true", help="minima instead of medians, for a busy machine")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    os.environ["CATALOG_NUM_THREADS"] = str(options.threads)  # read by the first use of the catalog's settings
-    catalog = Catalog()
-    device = catalog.host().device
-    peak = measure_peaks(catalog.builder, device.arch, device.cores).gflops
-    print(f"{device.name}, {device.arch}, {device.cores} threads, peak {peak:.0f} GFLOP/s; PyTorch {torch.__version__}")
-    rows = print_table(COLUMNS, TARGETS, rows_of(catalog, options, peak))
-    print(f"\n{sum(is_met(row, TARGETS) for row in rows)}/{len(rows)} problems met")
-    for line in summary(TARGETS, rows):
-        print(f"    {line}")
+    compare(COLUMNS, TARGETS, options.threads, partial(rows_of, options=options))
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ class Settings(BaseModel):
     allow_foreign: bool = Field(
         False, description="true: functions for PyTorch may call another project's kernel that was measured as faster"
     )
-    record_misses: bool = Field(True, description="record problems that are selected for but were never measured")
+    record_misses: bool = Field(True, description="record problems that are selected but were never measured")
     trace: Path | None = Field(None, description="file to record every call of a plan in (default: none)")
     trace_tensors: int = Field(0, ge=0, description="number of calls per problem whose inputs a trace keeps")
     trace_max_bytes: int = Field(TRACE_MAX_BYTES, ge=0, description="maximum bytes of inputs that a process keeps")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import command
 import pytest
 from conftest import copy_of
+from foreign_tables import FDB, FMOE, GEMM, HEADER, TUNABLEOP, rows, write
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from catalog import settings
-from catalog.errors import CatalogError, UsageError
+from catalog.errors import UsageError
 from catalog.foreign.exporting import export_tuned, export_untuned
 from catalog.foreign.formats import FORMATS, read_format
 from catalog.foreign.importing import import_tables
@@ -29,36 +29,6 @@ from catalog.registry import foreign
 from catalog.registry.rows import Device, ForeignTiming
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
-
-HEADER = "cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
-GEMM = f"""{HEADER}
-304,16,1536,7168,8,0,19.50,made_up_256x16x64,18.06,573.1,0.0
-304,32,1536,7168,8,1,20.25,made_up_256x32x64,34.79,560.0,0.01
-80,16,1536,7168,3,0,31.0,made_up_128x16x64,11.36,360.5,0.0
-"""
-FMOE = """cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,\
-doweight_stage1,block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,tflops,bw
-256,64,4096,1024,8,2,Silu,bf16,fp8,fp8,per_Token,1,0,32,0,100.5,made_up_stage1,0.0%,50.25,made_up_stage2,1.5%,150.75,0,1.5,2.5
-256,128,4096,1024,8,2,Silu,bf16,fp8,fp8,per_Token,1,0,64,0,1.0,made_up_one_stage,0.0%,0,,,0,1,0,0
-"""
-TUNABLEOP = """Validator,PT_VERSION,2.6.0
-Validator,GCN_ARCH_NAME,gfx942:sramecc+:xnack-
-GemmTunableOp_Half_TN,tn_64_128_256_ld_256_256_64,Gemm_Hipblaslt_77,0.0125
-GemmStridedBatchedTunableOp_BFloat16_NN,nn_64_32_16_B_8_ld_64_16_64,Default,0.5,"BLAS_PARAMS: - { M: 64, N: 32 }"
-"""
-FDB = """64-56-56-3x3-128-28-28-8-1x1-2x2-1x1-0-NCHW-FP16-F_g2=SolverA:0.25,4096,algorithmA;SolverB:0.5,0,algorithmB
-3-224-224-7x7-64-112-112-1-3x3-2x2-1x1-0-NCHW-FP32-W=algorithmC:SolverC,1.5,0,algorithmC,<unused>
-"""
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def rows(catalog: Catalog, columns: str, where: str = "TRUE") -> list[tuple[Any, ...]]:
-    found = catalog.connection.execute(f"SELECT {columns} FROM foreign_timings WHERE {where} ORDER BY file, line, name")
-    return [tuple(row) for row in found]
 
 
 def dicts(path: Path) -> list[dict[str, str]]:
@@ -275,101 +245,6 @@ def test_solvers_of_a_problem_are_alternatives_but_a_repeated_one_is_a_duplicate
         (0.5, 0.125)
     ]
     assert rows(catalog, "name, median_ms", "preferred AND problem LIKE '%56-56%'") == [("SolverB", 0.125)]
-
-
-GOOD = GEMM.splitlines()[1]
-
-
-def gemm(*lines: str) -> bytes:
-    return "\n".join((HEADER, GOOD, *lines)).encode()
-
-
-HOSTILE = {
-    "binary": (bytes(range(256)) * 100, ":2: not UTF-8 text"),
-    "control": (gemm("1,2\x00,3"), ":3: it has control characters"),
-    "endless": (gemm("7" * 300_000), ":3: it has 300,000 characters; at most 262,144 are allowed"),
-    "zeros": (bytes(30 * 2**20), ":1: it has 31,457,280 characters; at most 262,144 are allowed"),
-    "50 MB": (bytes(50 * 2**20), "it has more than 33,554,432 bytes"),
-    "empty": (b"", "the header of a tuned table a8w8 lacks M, N, K, us"),
-    "no rows": (HEADER.encode(), "has no timings"),
-    "untuned": (b"M,N,K\n1,2,3\n", "the header of a tuned table a8w8 lacks us"),
-    "twice": (f"{HEADER},M\n{GOOD},1\n".encode(), ":1: the header must have at most 200 different words"),
-    "short": (gemm("304,16,1536"), ":3: it has 3 fields; the header has 11"),
-    "quote": (gemm('304,"16,1536'), ":3: not CSV: unexpected end of data"),
-    "huge": (gemm(GOOD.replace("19.50", "1" + "0" * 400)), f":3: '1{'0' * 39}' is not a time"),
-    "infinite": (gemm(GOOD.replace("19.50", "1e400")), ":3: '1e400' is not a time"),
-    "nan": (gemm(GOOD.replace("19.50", "nan")), ":3: 'nan' is not a time"),
-    "negative": (gemm(GOOD.replace("19.50", "-3")), ":3: '-3' is not a time"),
-    "units": (gemm(GOOD.replace("304", "-1")), ":3: '-1' is not a number of compute units"),
-    "unknown device": (gemm(GOOD.replace("304", "7")), ":3: the file does not state the arch of the device"),
-}
-
-
-@pytest.mark.parametrize(("content", "words"), HOSTILE.values(), ids=HOSTILE)
-def test_a_malformed_table_is_one_message_and_no_row(tmp_path: Path, content: bytes, words: str) -> None:
-    good = write(tmp_path / "a8w8_blockscale_tuned_gemm.csv", GEMM)
-    path, db = tmp_path / "a8w8_tuned_gemm.csv", tmp_path / "catalog.db"
-    path.write_bytes(content)
-    done = command.catalog("import", "aiter-csv", good, path, db=db)
-    assert done.returncode in (1, 2)
-    assert done.stdout == ""
-    assert f"{path}" in done.stderr
-    assert words in done.stderr
-    assert done.stderr.count("Error: ") == 1
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr) < 1000
-    assert rows(Catalog(db), "key") == [], "nor any of the other file"
-
-
-@pytest.mark.parametrize(
-    ("form", "name", "line"),
-    [
-        ("tunableop", "results.csv", "GemmTunableOp_Half_TN,tn_1_2_3"),
-        ("tunableop", "results.csv", "GemmTunableOp_Half_TN,tn_1_2_3,Default,nan"),
-        ("miopen-fdb", "gfx942130.HIP.fdb.txt", "no problem"),
-        ("miopen-fdb", "gfx942130.HIP.fdb.txt", "1-2-3=Solver:0.5,0"),
-        ("miopen-fdb", "gfx942130.HIP.fdb.txt", "1-2-3=Solver:-1,0,algorithm"),
-    ],
-)
-def test_all_malformed_lines_are_named_up_to_ten(
-    catalog: Catalog, tmp_path: Path, form: str, name: str, line: str
-) -> None:
-    text = TUNABLEOP if form == "tunableop" else FDB
-    path = write(tmp_path / name, text + f"{line}\n" * 3)
-    with pytest.raises(CatalogError) as wrong:
-        import_tables(catalog, form, [path])
-    first = len(text.splitlines()) + 1
-    starts = [message.removeprefix(f"{path}:").split(":")[0] for message in wrong.value.message.splitlines()]
-    assert starts == [str(first), str(first + 1), str(first + 2)]
-    path = write(path, text + f"{line}\n" * 1000)
-    with pytest.raises(CatalogError, match="More lines are malformed") as wrong:
-        import_tables(catalog, form, [path])
-    assert len(wrong.value.message.splitlines()) == 11
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("aiter", "t.csv"), "no format of tables is called 'aiter'; did you mean aiter-csv?"),
-        (("aiter-csv", "t.csv"), "t.csv: the name of the file does not say which table it is"),
-        (("aiter-csv", "t.csv", "--table", "a8w9"), "aiter-csv has no table 'a8w9'; did you mean a8w8?"),
-        (("tunableop", "t.csv", "--table", "a8w8"), "tunableop has no table 'a8w8'"),
-        (("aiter-csv", "t.csv", "--table", "a8w8", "--measured", "2999-01-01"), "'2999-01-01' is not a past date"),
-        (("aiter-csv", "t.csv", "--table", "a8w8", "--measured", "today"), "'today' is not a past date"),
-        (("aiter-csv", "missing.csv", "--table", "a8w8"), "missing.csv cannot be read: No such file or directory"),
-        (("aiter-csv", ".", "--table", "a8w8"), ". cannot be read: it is a folder, not a regular file"),
-        (("aiter-csv", "t.csv", "--table", "a8w8", "--arch", "\x07"), "t.csv:2: '\\x07' is not an arch"),
-    ],
-)
-def test_wrong_usage_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "t.csv", GEMM)
-    done = command.catalog("import", *words, db=tmp_path / "catalog.db")
-    assert done.returncode in (1, 2)
-    assert done.stderr.startswith(f"Error: {message}")
-    assert done.stderr.count("Error: ") == 1
 
 
 def test_what_the_user_states_completes_a_file(catalog: Catalog, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def kept(weights, dropout):
         {"window_size": (3, 2), "softcap": 0.5},
         {"alibi_slopes": torch.rand(4)},
     ],
-    ids=str,
+    ids=["plain", "mask", "window", "slopes"],
 )
 def test_weights_show_what_dropout_drops(options):
     q, k, v = normal(2, 13, 4, 8), normal(2, 9, 2, 8, seed=1), normal(2, 9, 2, 8, seed=2)

@@ -64,7 +64,7 @@ WHERE receipt = CAST(:receipt AS INTEGER) GROUP BY arch, revision, mask_impl, fa
     ),
     Canned(
         "misses",
-        "Problems selected for but never measured",
+        "Problems selected but never measured",
         "Most frequent first; catalog tune --misses measures them.",
         f"""SELECT miss.arch, miss.n AS times, last, problem.key AS example
 FROM miss JOIN problem ON problem.id = problem_id

@@ -105,9 +105,8 @@ class Catalog:
 
         The choice is cached: selecting for an equal problem again runs no SQL, nor does a problem for which the same
         facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` clear the cache. A problem
-        that was never measured is recorded as a miss unless the settings turn that off; see :meth:`misses`.
-
-        If the settings name frozen choices, only these decide, and nothing is recorded.
+        that was never measured is recorded as a miss unless the settings turn that off; see :meth:`misses`. If the
+        settings name frozen choices, only these decide, and nothing is recorded.
 
         Raises:
             SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
@@ -207,9 +206,7 @@ class Catalog:
         family: str | None = None,
         limit: int = 5,
     ) -> tuple[tuple[Step, ...], list[Candidate]]:
-        """How an arch's kernels narrow down to those that answer ``problem``, and the best ``limit`` of these.
-
-        ``family`` is a stage of the plan, by default the one that does most of the work.
+        """How an arch's kernels narrow down to those of :meth:`candidates`, and the best ``limit`` of these.
 
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
@@ -259,9 +256,7 @@ class Catalog:
         return self._devices.host
 
     def device(self, arch: str) -> Device[Any]:
-        """The device that runs kernels of ``arch``: the host CPU, or the first usable GPU of that arch.
-
-        It is the same object each time; all host archs share one.
+        """The device that runs kernels of ``arch``, one object: the host CPU, or the first usable GPU of that arch.
 
         Raises:
             DeviceError: this machine has no such device; the message says what is missing.
@@ -354,9 +349,8 @@ class Catalog:
     ) -> Comparison:
         """Compare the names of ``receipt`` with upstream's; ``arch`` is populated if necessary.
 
-        ``reference`` is the source of upstream's names: by default the lists in the data folder, otherwise the
-        generator of a CK checkout (:func:`~catalog.ops.attention.upstream.live.find_generator`). With a generator,
-        ``revision`` must be the generator's own.
+        ``reference`` has upstream's names: by default the lists in the data folder, otherwise the generator of a CK
+        checkout (:func:`~catalog.ops.attention.upstream.live.find_generator`), with ``revision`` as its own.
 
         Raises:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
@@ -427,9 +421,7 @@ class Catalog:
     def kernels(
         self, where: str, *, arch: str | None = None, limit: int | None = None, operation: str | None = None
     ) -> list[Kernel]:
-        """The kernels that meet a SQL expression over the columns, ordered by id.
-
-        They are those of ``operation``; None: of every operation that has the columns.
+        """The kernels of ``operation`` (None: any with these columns) that meet a SQL expression, ordered by id.
 
         Raises:
             QueryError: the expression is invalid or not allowed, or the catalog has no such arch.
@@ -454,12 +446,10 @@ class Catalog:
         return self.rows.rules(arch, revision, family, kind, operation)
 
     def misses(self, arch: str, policy: Policy | None = None) -> list[tuple[str, int]]:
-        """Keys of problems selected for ``arch`` and not measured since, with their counts, most frequent first.
+        """Keys of problems selected for ``arch`` but not measured under ``policy``, with counts, most frequent first.
 
-        They were not measured under ``policy``, by default the one in force.
-
-        One key stands for all problems of a kind and of similar size: no extent is more than twice another's. Counts
-        that are not yet written to the file are included.
+        ``policy`` is by default the one in force; counts not yet written to the file are included. One key stands for
+        all problems of a kind and of similar size: no extent is more than twice another's.
 
         Raises:
             RegistryError: the file cannot be opened or is not a catalog.
@@ -469,9 +459,7 @@ class Catalog:
             return timings.misses(self._file.connection, arch, policy or policy_in_force())
 
     def foreign_timings(self, problem: Problem, arch: str) -> list[dict[str, Any]]:
-        """Imported timings of other projects' kernels for ``problem``, in columns of the view ``foreign_timings``.
-
-        They are of devices of ``arch`` and of its family, the device most like this one first, then the fastest first.
+        """Imported timings for ``problem``, as rows of ``foreign_timings``: most similar devices, then fastest first.
 
         Raises:
             RegistryError, DeviceError: as :meth:`populate`.
@@ -479,9 +467,7 @@ class Catalog:
         return self._planners.foreign_timings(problem, arch)
 
     def learn(self, arch: str | None = None) -> Lessons:
-        """Learn from the timings, those of ``arch`` or all, which evidence chooses best (:mod:`.learning`).
-
-        The models of the time are stored in the file; selection uses them from then on.
+        """Learn from timings, of ``arch`` or all, which evidence chooses best; selection uses it (:mod:`.learning`).
 
         Raises:
             RegistryError: the file cannot be written; nothing changes.

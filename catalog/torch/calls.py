@@ -216,15 +216,18 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
 
 
 def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """As :func:`call`, of a problem, on tensors of one of the devices of ``arch``."""
+    """Compute the results of a problem; the tensors are on a device of ``arch``.
+
+    Raises:
+        SelectionError, TensorError, DeviceError, BuildError, ToolchainError: as :func:`call`.
+    """
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
-    if (
-        arch != "host"
-    ):  # where tensors that kernels take may still have to be copied: their loads are wider than elements
+    # Loads of GPU kernels are wider than elements, so they may need copies of tensors that are dense.
+    if arch != "host":
         tensors = {name: tensor if _is_aligned(tensor) else _vectors(tensor) for name, tensor in tensors.items()}
     results: Mapping[str, torch.Tensor] | None = plan.again(tensors, differentiated=True)
     if results is None:

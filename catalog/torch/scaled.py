@@ -1,7 +1,6 @@
 """Products of 8-bit matrices with scales: ``scaled_mm`` and ``scaled_grouped_mm``, and their operators.
 
-Scales of whole tensors are given to kernels as those of rows: as a factor of the call, each value would be another
-problem.
+A tensor's scale is passed as scales of rows. Passed as alpha, each value would be a problem of its own.
 """
 
 from __future__ import annotations

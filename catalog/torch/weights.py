@@ -10,8 +10,8 @@ import torch
 from catalog.ops.attention.reference.dropout import dropout_factors, random_bytes
 from catalog.torch.calls import Options
 
-Sequence = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Q, (queries, heads, head dim), K, (keys, heads of K, head dim), and LSE, (heads, queries)."""
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Those of a sequence: Q, (queries, heads, head dim), K, (keys, heads of K, head dim), and LSE, (heads, queries)."""
 
 
 @torch.compiler.disable
@@ -44,36 +44,36 @@ def signed_weights(
         sequences, the last axes are as long as the longest sequence, and padded with zeros.
     """
     if starts is None:
-        sequences: list[Sequence] = list(zip(q, k, lse, strict=True))
+        sequences: list[Tensors] = list(zip(q, k, lse, strict=True))
     else:
         lengths_q, lengths_k = (of.diff().tolist() for of in starts)
         parts = q.split(lengths_q), k.split(lengths_k), lse.split(lengths_q, dim=1)
         sequences = list(zip(*parts, strict=True))
     heads = q.shape[-2]
-    longest = [max((one[axis].shape[0] for one in sequences), default=0) for axis in (0, 1)]
+    longest = [max((tensors[axis].shape[0] for tensors in sequences), default=0) for axis in (0, 1)]
     weights = q.new_zeros(len(sequences), heads, *longest)
     state = rng_state.cpu().numpy().view(np.uint64)
-    for index, one in enumerate(sequences):
+    for index, tensors in enumerate(sequences):
         own_slopes = None if slopes is None else slopes[index % len(slopes)]
-        of_one = _weights(one, own_slopes, options)
-        _, queries, keys = of_one.shape
+        own_weights = _weights(tensors, own_slopes, options)
+        _, queries, keys = own_weights.shape
         random = [random_bytes(state, index * heads + head, slice(0, queries), keys) for head in range(heads)]
         dropped = torch.from_numpy(dropout_factors(options.dropout, np.stack(random)) == 0).to(q.device)
-        weights[index, :, :queries, :keys] = torch.where(dropped, -of_one, of_one)
+        weights[index, :, :queries, :keys] = torch.where(dropped, -own_weights, own_weights)
     return weights
 
 
-def _weights(sequence: Sequence, slopes: torch.Tensor | None, options: Options) -> torch.Tensor:
+def _weights(tensors: Tensors, slopes: torch.Tensor | None, options: Options) -> torch.Tensor:
     """The weights of one sequence, float32, (heads, queries, keys)."""
-    q, k, lse = sequence
+    q, k, lse = tensors
     q, k = (tensor.float().transpose(0, 1) for tensor in (q, k))
     scale = 1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
     scores = scale * (q @ k.repeat_interleave(q.shape[0] // k.shape[0], dim=0).mT)
     if options.soft_cap:
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     queries, keys = scores.shape[1:]
-    at, other = torch.arange(queries, device=q.device), torch.arange(keys, device=q.device)
-    distance = at[:, None] + keys - queries - other
+    query_positions, key_positions = torch.arange(queries, device=q.device), torch.arange(keys, device=q.device)
+    distance = query_positions[:, None] + keys - queries - key_positions
     if slopes is not None:
         scores = scores - slopes[:, None, None] * distance.abs()
     hidden = lse.isneginf()[..., None].expand_as(scores)

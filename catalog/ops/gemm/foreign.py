@@ -37,12 +37,18 @@ def problem_of_table(table: str, fields: Mapping[str, Any]) -> GemmProblem | Non
     Raises:
         ProblemError: there is no such problem.
     """
-    computed = _COMPUTED.get(table)
-    stated = {name: value for name, value in fields.items() if value not in (None, "")}
-    types = {"dtype": _TYPES.get(str(stated.pop(_TYPE)), "")} if _TYPE in stated and table == "a8w8" else {}
-    if computed is None or "" in types.values() or not stated.keys() <= _SIZES.keys():
+    if table not in _COMPUTED:
         return None
-    return GemmProblem(**{_SIZES[name]: value for name, value in stated.items()}, **{**computed, **types})
+    computed = dict(_COMPUTED[table])
+    stated = {name: value for name, value in fields.items() if value not in (None, "")}
+    if table == "a8w8" and _TYPE in stated:
+        dtype = _TYPES.get(str(stated.pop(_TYPE)))
+        if dtype is None:
+            return None
+        computed["dtype"] = dtype
+    if not stated.keys() <= _SIZES.keys():
+        return None
+    return GemmProblem(**{_SIZES[name]: value for name, value in stated.items()}, **computed)
 
 
 def fields_of_table(table: str, problem: GemmProblem) -> Mapping[str, str] | None:

@@ -114,8 +114,7 @@ class GemmProblem(Problem):
     )
 
     def normalise(self) -> None:
-        """Check that D tensors come with a function that combines them, that integers stay integers, and that scales
-        have what they scale.
+        """Check that the fields agree: D tensors and elementwise, integer epilogues, scales, groups.
 
         Raises:
             ProblemError: fields contradict each other.

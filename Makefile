@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 comma  := ,
-# Optional dependencies. Without them their tests are skipped: make test-all EXTRAS=dev,transformers,nvcc,s3-tests
-CI_HAS := $(if $(filter true,$(CI)),dev$(comma)transformers$(comma)nvcc$(comma)s3-tests)
+# Optional dependencies. Without them their tests are skipped: make test-all EXTRAS=dev,transformers,diffusers,nvcc,s3-tests
+CI_HAS := $(if $(filter true,$(CI)),dev$(comma)transformers$(comma)diffusers$(comma)nvcc$(comma)s3-tests)
 FOR_TESTS := $(or $(EXTRAS),$(CI_HAS),test)
 FOR_ALL   := $(or $(EXTRAS),$(CI_HAS),dev)
 # Modules are compiled when they are first imported: that is a third of pip's time, and most are never imported.

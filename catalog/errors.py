@@ -127,6 +127,10 @@ class BundleError(CatalogError):
     """A bundle cannot be written, is damaged, or is for another version or machine; nothing from it is kept."""
 
 
+class MissingPackageError(UsageError, ImportError):
+    """A package that an extra installs is missing or too old; also an ImportError."""
+
+
 class DeviceError(CatalogError):
     """The device that a kernel needs is absent, or a launch failed."""
 

@@ -26,6 +26,7 @@ RUN = {"console", "python"}
 TOOLS: dict[str | None, Callable[[], bool]] = {
     "PyTorch": lambda: find_spec("torch") is not None,
     "transformers": lambda: find_spec("transformers") is not None,
+    "diffusers": lambda: find_spec("diffusers") is not None,
     "nvcc": has_nvcc,
 }
 """Needs that are to be met in CI, and may be elsewhere."""

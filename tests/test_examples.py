@@ -22,7 +22,7 @@ SHORTER = {
     "continuous_batching": ("--requests", "8", "--pages", "12"),
 }
 NEEDS = dict.fromkeys(("train_gpt", "train_resnet", "gemm_pytorch", "conv_pytorch"), "torch")
-NEEDS |= {"continuous_batching": "transformers"}
+NEEDS |= {"continuous_batching": "transformers", "diffusion_pipeline": "diffusers"}
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 
 

@@ -14,6 +14,7 @@ except ImportError:
 
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch_cases import attention64, close, normal
 
 from catalog import torch as ours
@@ -58,6 +59,21 @@ def test_what_no_kernel_supports_goes_to_pytorch_and_is_counted():
         functional.scaled_dot_product_attention(doubles, doubles, doubles)
     with ours.installed(strict=True), pytest.raises(TensorError, match="does not broadcast"):
         functional.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool))
+
+
+class Watcher(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_default_device_does_not_matter_and_other_modes_do():
+    q = normal(1, 2, 5, 16)
+    with ours.installed(), torch.device("cpu"):
+        functional.scaled_dot_product_attention(q, q, q)
+        with Watcher():
+            functional.scaled_dot_product_attention(q, q, q)
+        seen = ours.report()
+    assert seen == ours.support.Report(1, 1, {"calls are overridden by Watcher": 1})
 
 
 def test_install_lasts_until_uninstall():

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from catalog.errors import ArgumentError, CatalogError, SelectionError
+from catalog.errors import ArgumentError, CatalogError, MissingPackageError, SelectionError
 from catalog.extras import how_to_install
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 except ImportError as error:
-    raise ImportError(
-        f"catalog.integrations.transformers needs transformers 5 ({error}). {how_to_install('transformers')}"
+    raise MissingPackageError(
+        f"catalog.integrations.transformers needs transformers 5 ({error})", hint=how_to_install("transformers")
     ) from None
 
 from catalog.integrations.masks import LazyMask, View, mask

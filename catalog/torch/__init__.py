@@ -18,12 +18,13 @@ It needs the extra ``torch``; the rest of the package never imports it.
 
 from __future__ import annotations
 
+from catalog.errors import MissingPackageError
 from catalog.extras import how_to_install
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"catalog.torch needs PyTorch ({error}). {how_to_install('torch')}") from None
+    raise MissingPackageError(f"catalog.torch needs PyTorch ({error})", hint=how_to_install("torch")) from None
 
 from catalog.torch.cached import flash_attn_with_kvcache
 from catalog.torch.conv import conv1d, conv2d, conv3d

@@ -8,6 +8,8 @@ from operator import index
 
 import torch
 from torch.nn import functional
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from catalog.errors import CatalogError, SelectionError
 from catalog.torch.sdpa import scaled_dot_product_attention
@@ -15,7 +17,7 @@ from catalog.torch.support import Report, Traits, counts, given, refusal
 
 Attention = Callable[..., torch.Tensor]
 
-_own: Attention = functional.scaled_dot_product_attention
+OWN: Attention = functional.scaled_dot_product_attention
 """PyTorch's own function."""
 
 
@@ -31,12 +33,12 @@ def install(*, strict: bool = False) -> None:
         strict: raise the error of a call that no kernel supports, instead of passing it to PyTorch.
     """
     counts.clear()
-    functional.scaled_dot_product_attention = _replacement(strict=strict)
+    functional.scaled_dot_product_attention = replacement(strict=strict)
 
 
 def uninstall() -> None:
     """Put PyTorch's own :func:`torch.nn.functional.scaled_dot_product_attention` back; harmless if it is there."""
-    functional.scaled_dot_product_attention = _own
+    functional.scaled_dot_product_attention = OWN
 
 
 @contextmanager
@@ -57,13 +59,18 @@ def installed(*, strict: bool = False) -> Iterator[None]:
 def report() -> Report:
     """The attention calls since :func:`install`, by who answered them, and the reasons of those that PyTorch answered.
 
-    ``print(report())`` shows it as a table. Calls of :mod:`catalog.integrations.transformers` count too.
+    ``print(report())`` shows it as a table. Calls of :mod:`catalog.integrations.transformers` and
+    :mod:`catalog.integrations.diffusers` count too.
     """
     return counts.report()
 
 
-def _replacement(*, strict: bool) -> Attention:
-    """What :func:`install` puts in the place of PyTorch's function."""
+def replacement(*, strict: bool) -> Attention:
+    """Attention with the signature of PyTorch's function, which counts calls and leaves to PyTorch what kernels lack.
+
+    Args:
+        strict: as of :func:`install`, which puts it in the place of PyTorch's function.
+    """
 
     def attend(
         query: torch.Tensor,
@@ -80,9 +87,9 @@ def _replacement(*, strict: bool) -> Attention:
 
         reason = _reason(query, key, value, attn_mask, dropout_p, is_causal)
         if reason is not None and strict:
-            raise SelectionError(reason, hint="Without strict=True, install() leaves such calls to PyTorch.")
+            raise SelectionError(reason, hint="Without strict=True, such calls are left to PyTorch.")
         if torch.compiler.is_compiling():
-            return by(scaled_dot_product_attention if reason is None else _own)
+            return by(scaled_dot_product_attention if reason is None else OWN)
         if reason is None:
             try:
                 o = by(scaled_dot_product_attention)
@@ -94,9 +101,22 @@ def _replacement(*, strict: bool) -> Attention:
                 counts.answered()
                 return o
         counts.refused(reason)
-        return by(_own)
+        return by(OWN)
 
     return attend
+
+
+def _overridden(tensors: tuple[torch.Tensor, ...]) -> str | None:
+    """What overrides PyTorch's function for these tensors, or makes them another kind; None if nothing does.
+
+    The mode of :func:`torch.set_default_device` does not count: it only says where new tensors are made.
+    """
+    overrides = torch.overrides.has_torch_function(tensors)
+    kinds = {type(tensor) for tensor in tensors}
+    if any(tensor.is_nested for tensor in tensors) or (overrides and not kinds <= {torch.Tensor, torch.nn.Parameter}):
+        return f"tensors are {', '.join(sorted(kind.__name__ for kind in kinds))}, or nested"
+    modes = overrides and {type(mode) for mode in _get_current_function_mode_stack()} - {DeviceContext}
+    return f"calls are overridden by {', '.join(sorted(mode.__name__ for mode in modes))}" if modes else None
 
 
 def _reason(
@@ -109,10 +129,8 @@ def _reason(
 ) -> str | None:
     """Why the catalog should not be asked, as far as the call's traits say it; None if they say nothing."""
     tensors = (query, key, value)
-    if not torch.compiler.is_compiling() and (
-        torch.overrides.has_torch_function(tensors) or any(tensor.is_nested for tensor in tensors)
-    ):
-        return f"tensors are {', '.join(sorted({type(tensor).__name__ for tensor in tensors}))}, or nested"
+    if not torch.compiler.is_compiling() and (reason := _overridden(tensors)):
+        return reason
     if min(query.dim(), key.dim(), value.dim()) < 2:
         return "tensors have fewer than two axes"
     kind, dtype = query.device.type, query.dtype

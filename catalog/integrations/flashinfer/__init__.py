@@ -16,12 +16,15 @@ Only :func:`single_prefill_with_kv_cache` and :class:`BatchPrefillWithRaggedKVCa
 
 from __future__ import annotations
 
+from catalog.errors import MissingPackageError
 from catalog.extras import how_to_install
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"catalog.integrations.flashinfer needs PyTorch ({error}). {how_to_install('torch')}") from None
+    raise MissingPackageError(
+        f"catalog.integrations.flashinfer needs PyTorch ({error})", hint=how_to_install("torch")
+    ) from None
 
 from catalog.integrations.flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
 from catalog.integrations.flashinfer.mla import BatchMLAPagedAttentionWrapper

@@ -346,7 +346,7 @@ def test_a_reference_that_does_not_fit_is_refused_before_the_run(
 @pytest.mark.parametrize("amx_bf16", [False, True])
 def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are multiplied in AMX tiles where the CPU has them for the type. A short depth, or a B that stays in the
-    cache, is not worth a stream along B's columns; one across them converts fp8 again for every four rows, but with AVX2.
+    cache, is not worth a stream along B's columns. Without AVX2, a stream across them converts fp8 for every four rows.
     """
     in_tiles = amx_bf16 and ARCHES[0] == "x86_64_v4"
     monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())

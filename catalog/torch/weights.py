@@ -14,7 +14,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Those of a sequence: Q, (queries, heads, head dim), K, (keys, heads of K, head dim), and LSE, (heads, queries)."""
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def signed_weights(
     q: torch.Tensor,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import random
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from conftest import slow_but
 from catalog.errors import ProblemError, UsageError
 from catalog.ops import operation
 from catalog.ops.conv.problem import ConvProblem
+from catalog.ops.conv.reach import reachable
 from catalog.rules.lists import compare_lists
 from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.lineage import Lineage
 
+CONV = operation("conv")
 DATA = Path(__file__).parent.parent / "data"
 PARITY = list(csv.DictReader((DATA / "parity" / "conv.csv").open()))
 LISTS = [
@@ -41,6 +45,72 @@ def test_the_names_are_upstreams(revision: str, arch: str) -> None:
         if (row["revision"], row["arch"]) == (revision, arch)
     }
     assert {one.key: len(one.names) for one in found} == listed
+
+
+def any_problem(rng: random.Random) -> ConvProblem:
+    """A problem of any geometry, often an extreme one."""
+    while True:
+        g, ndim = rng.choice((1, 2, 8)), rng.randint(1, 3)
+        channels = {name: g * rng.choice((1, 2, 4, 24, 2**26)) for name in "ck"}
+        extents = {
+            name: [rng.choice((low, 1, 2, 3, 7, 130, most)) for _ in range(ndim)]
+            for name, low, most in (("size", 1, 2**31 - 1), ("filter", 1, 40), ("stride", 1, 2**31 - 1))
+        }
+        extents |= {"dilation": [rng.choice((1, 1, 2, 9, 300)) for _ in range(ndim)]}
+        extents |= {"pad": [rng.choice((0, 0, 1, 50, 3000)) for _ in range(ndim)]}
+        direction = rng.choice(("forward", "bwd_data", "bwd_weight"))
+        try:
+            return ConvProblem(direction=direction, n=rng.choice((0, 1, 9)), g=g, dtype="bf16", **channels, **extents)
+        except ProblemError:
+            continue  # the filter is larger than the image, or sizes multiply to too much
+
+
+def test_parameters_fit_sqlite_and_their_form() -> None:
+    """Each is a 64-bit integer; those that are not said to vary are the same for all problems of a form."""
+    rng = random.Random(2026)  # noqa: S311
+    fixed = {*CONV.parameters} - {*CONV.varying}
+    for _ in range(500):
+        one = any_problem(rng)
+        try:
+            other = one.model_copy(update={"n": 3, "c": 2 * one.c, "size": [1 + extent for extent in one.size]})
+        except ProblemError:
+            continue
+        assert one.form is other.form
+        values = {name: CONV.parameter(one, name) for name in CONV.parameters}
+        assert all(-(2**63) <= value < 2**63 for value in values.values()), (one.key, values)
+        for name in fixed - one.extents.keys():
+            assert values[name] == CONV.parameter(other, name), (name, one.key)
+
+
+def test_tma_reaches_a_gradient_if_it_reaches_each_phase() -> None:
+    """Corners of each phase's box in the output, and offsets in it, on three axes: im2col.hpp."""
+    rng, answers = random.Random(2026), [0, 0]  # noqa: S311
+
+    def sides(most: int) -> list[int]:
+        return [rng.randint(1, most) for _ in range(3)]
+
+    def reached(axis: tuple[int, ...]) -> Iterator[bool]:
+        size, out, taps, stride, dilation, pad = axis
+        for first in range(min(stride, size)):
+            places = [first + pad - dilation * tap for tap in range(taps)]
+            met = [place // stride for place in places if place % stride == 0]
+            if met:
+                upper = met[-1] + len(range(first, size, stride)) - out
+                yield -16 <= met[-1] < 16 and -16 <= upper < 16 and met[0] - met[-1] < 32
+
+    for _ in range(2000):
+        geometry = {"size": sides(60), "filter": sides(9), "stride": sides(9), "dilation": sides(4), "pad": sides(30)}
+        if rng.random() < 0.5:
+            geometry |= {"stride": sides(70), "dilation": sides(40), "pad": sides(200)}
+        try:
+            problem = ConvProblem(direction="bwd_data", n=1, c=1, k=1, **geometry)
+        except ProblemError:
+            continue  # the filter is larger than the image
+        of_axes = (problem.size, problem.out, problem.filter, problem.stride, problem.dilation, problem.pad)
+        expected = all(one for axis in zip(*of_axes, strict=True) for one in reached(axis))
+        assert reachable(problem) == expected, problem.key
+        answers[expected] += 1
+    assert min(answers) > 100
 
 
 @pytest.fixture

@@ -148,7 +148,8 @@ class Operation(Emitter, ABC):
         variant: the column that states a row's variant of the enumeration.
         columns: additional columns of its view, each with the SQL expression that computes it from a row.
         index: the traits by which selection looks up rows first: an index of its table.
-        parameters: attributes of its problems that selection rules may use, as ``:name``.
+        parameters: what selection rules may use of its problems, as ``:name``; see :meth:`parameter`.
+        varying: the parameters that depend on the sizes of a problem and are not among its extents.
         variants: what the variants of its enumerations differ in, in a word; empty if there are none.
         variant_trait: the trait whose domain ``*`` in a spec means the values of the populated variant; None if its
             enumerations have no variants.
@@ -169,6 +170,7 @@ class Operation(Emitter, ABC):
     columns: ClassVar[Mapping[Column, str]] = MappingProxyType({})
     index: ClassVar[tuple[str, ...]] = ("dtype",)
     parameters: ClassVar[tuple[str, ...]]
+    varying: ClassVar[tuple[str, ...]] = ()
     variants: ClassVar[str] = ""
     variant_trait: ClassVar[str | None] = None
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
@@ -288,6 +290,13 @@ class Operation(Emitter, ABC):
     def required(self) -> tuple[str, ...]:
         """Traits whose values a problem requires, in column order: by default the whole signature."""
         return tuple(trait.name for trait in self.traits.values() if trait.group == "signature")
+
+    def parameter(self, problem: Any, name: str) -> Any:
+        """The value of one of :attr:`parameters` for a problem: by default its attribute of that name.
+
+        Selection asks only for those that the rules of an arch name.
+        """
+        return getattr(problem, name)
 
     def required_traits(self, problem: Any, family: str, lineage: Lineage) -> dict[str, Any]:
         """The :attr:`required` traits for kernels of ``family`` and ``lineage`` that answer ``problem``.

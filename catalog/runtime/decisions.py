@@ -14,18 +14,17 @@ kernels among which the model chooses, by the same key, and for each of these th
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops import operation_of
-from catalog.ops.families import mains, possible_stages
+from catalog.ops.families import possible_stages
 from catalog.registry.timings import Measured
 from catalog.registry.views import rows_of
 from catalog.runtime.funnel import ROWS, signature_of
-from catalog.schema.expressions import columns_read
+from catalog.schema.expressions import columns_read, parameters_named
 
 if TYPE_CHECKING:
     from catalog.registry.learned import Learned
@@ -38,8 +37,6 @@ MOST_DECISIONS = 65_536
 
 MOST_QUESTIONS = 500
 """Up to this many questions about sizes are cheaper than the selection query; beyond it the sizes are the key."""
-
-_PARAMETER = re.compile(r":(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,8 @@ class Questions:
 
     def answers(self, problem: Problem, connection: sqlite3.Connection) -> tuple[Any, ...]:
         """The answers for a problem, computed by any connection."""
-        said = {name: getattr(problem, name) for name in self.sizes}
+        operation = operation_of(problem)
+        said = {name: operation.parameter(problem, name) for name in self.sizes}
         if self.asking is None:
             return tuple(said.values())
         return tuple(connection.execute(self.asking, {**self.parameters, **said}).fetchone())
@@ -144,11 +142,13 @@ class Decisions:
     def questions(self, problem: Problem) -> Questions:
         """What the rules ask about the sizes of problems of this problem's form."""
         questions: dict[str, None] = {}
+        parameters: dict[str, Any] = {}
         for family in possible_stages(problem):
-            questions.update(dict.fromkeys(self._questions(problem, family)))
-        parameters = self.selector.parameters(problem, mains(problem)[0])
-        asked = {name for question in questions for name in _PARAMETER.findall(question)}
-        sizes = tuple(sorted(problem.extents.keys() & asked))
+            of_family = self.selector.parameters(problem, family)
+            questions.update(dict.fromkeys(self._questions(problem, family, of_family)))
+            parameters |= of_family
+        asked = {name for question in questions for name in parameters_named(question)}
+        sizes = tuple(sorted(_varying(problem) & asked))
         few = 0 < len(questions) <= MOST_QUESTIONS
         return Questions(
             f"SELECT {', '.join(questions)}" if few else None,
@@ -156,11 +156,11 @@ class Decisions:
             sizes,
         )
 
-    def _questions(self, problem: Problem, family: str) -> Iterator[str]:
+    def _questions(self, problem: Problem, family: str, parameters: Mapping[str, Any]) -> Iterator[str]:
         """SQL over sizes: each rule that reads a size, for each combination of the columns that it reads."""
-        parameters = self.selector.parameters(problem, family)
+        varying = _varying(problem)
         for expression in self.selector.expressions(family):
-            if problem.extents.keys().isdisjoint(_PARAMETER.findall(expression)):
+            if varying.isdisjoint(parameters_named(expression)):
                 continue
             columns = sorted(columns_read(expression, operation_of(problem))) or ["arch"]
             rows = self._connection.execute(
@@ -171,6 +171,11 @@ class Decisions:
             for row in rows:
                 literals = [f"{_literal(value)} AS {column}" for column, value in zip(columns, row, strict=True)]
                 yield f"(SELECT ({expression}) FROM (SELECT {', '.join(literals)}) AS kernel)"
+
+
+def _varying(problem: Problem) -> set[str]:
+    """The parameters in which problems of one form may differ."""
+    return {*problem.extents, *operation_of(problem).varying}
 
 
 def _literal(value: Any) -> str:

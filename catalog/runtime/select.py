@@ -35,6 +35,7 @@ from catalog.registry.timings import SOUND, Neighbour, best_ms, nearest
 from catalog.registry.views import rows_of
 from catalog.runtime.funnel import PASSED_OVER, ROWS, Step, funnel, signature_of
 from catalog.runtime.siblings import Sibling
+from catalog.schema.expressions import parameters_named
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import of_lineage
 from catalog.schema.policy import CONDITION, GRAPH, Policy
@@ -185,6 +186,7 @@ class Selector:
         self._forbidding = forbidding
         self._usable = usable
         self._rules: dict[str, list[sqlite3.Row]] = {}
+        self._asked: dict[str, tuple[str, ...]] = {}
         self._queries: dict[tuple[str, bool], str] = {}
 
     def decide(self, problem: Problem, without: Set[str] = frozenset()) -> Decision:
@@ -392,12 +394,15 @@ class Selector:
         return [rule["expr"] for kind in ("applicability", "order") for rule in self._rules_of(family, kind)]
 
     def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
-        """The parameters of the selection query, from a problem and the lineage."""
+        """The parameters of the selection query: of the lineage, and those of the problem that rules or orders name."""
+        if family not in self._asked:
+            named = {name for expression in self.expressions(family) for name in parameters_named(expression)}
+            self._asked[family] = tuple(name for name in self._operation.parameters if name in named)
         required = self._operation.required_traits(problem, family, self.lineage)
         return {
             **{f"want_{name}": value for name, value in required.items()},
             **self.lineage.parameters,
-            **{name: getattr(problem, name) for name in self._operation.parameters},
+            **{name: self._operation.parameter(problem, name) for name in self._asked[family]},
             "compute_units": self._compute_units,
             "features": " ".join(("", *sorted(backend_of(self.lineage.arch).features), "")),
         }

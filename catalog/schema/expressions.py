@@ -21,6 +21,8 @@ DEVICE_PARAMETERS = ("compute_units", "features")
 SELECT_COLUMNS = ("hw_valid", "dispatch_order")
 
 
+_PARAMETER = re.compile(r":(\w+)")
+
 FUNCTIONS = frozenset(
     (
         *("abs", "coalesce", "glob", "ifnull", "iif", "instr", "length", "like", "likelihood", "likely", "lower"),
@@ -90,10 +92,15 @@ def columns_read(expression: str, operation: Operation) -> frozenset[str]:
     return _reader(forks(), operation).columns(expression)
 
 
+def parameters_named(expression: str) -> list[str]:
+    """The parameters that an expression names, as often as it names them."""
+    return _PARAMETER.findall(expression)
+
+
 def what_is_wrong(expression: str, operation: Operation, parameters: Iterable[str] = ()) -> str | None:
     """Why ``expression`` is not SQL over the columns of ``operation`` and ``:parameters``; None when it is."""
     allowed = list(parameters)
-    unknown = [name for name in re.findall(r":(\w+)", expression) if name not in allowed]
+    unknown = [name for name in parameters_named(expression) if name not in allowed]
     if unknown:
         return f"no parameter :{unknown[0]}; allowed: {', '.join(f':{name}' for name in allowed) or 'none'}"
     try:

@@ -13,6 +13,7 @@ from catalog.ops.conv.benchmark import COLUMNS, columns_of
 from catalog.ops.conv.kernel import ConvKernel
 from catalog.ops.conv.names import NATIVE
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
+from catalog.ops.conv.reach import REACH
 from catalog.ops.conv.shrinks import SHRINKS
 from catalog.ops.conv.traits import Family
 from catalog.ops.protocol import RECEIPT
@@ -38,10 +39,11 @@ class Conv(TemplatedOperation):
     main_space = "ck"
     index = ("family", "dtype", "ndim")
     parameters = (
-        *("n", "c", "k", "g", "channels_in", "channels_out", "rows", "columns", "depth", "phases"),
-        *("gathered_taps", "gathers", "narrow"),
+        *("n", "c", "k", "g", "channels_in", "channels_out", "taps", "rows", "columns", "depth", "phases"),
         *("pointwise", "unit_stride", "filter_of_three", "dilated", "is_depthwise", "last", *PLANE),
+        *REACH,
     )
+    varying = ("depth", "phases", *REACH)
     listed = ("arch", "family", "dtype", "ndim", "pipeline", "built", "name")
     problem = ConvProblem
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
@@ -62,6 +64,10 @@ class Conv(TemplatedOperation):
     def required_traits(self, problem: ConvProblem, family: str, lineage: Lineage) -> dict[str, Any]:
         """The direction, the number of spatial axes and the element type; rules of selection compare layouts."""
         return super().required_traits(problem, family, lineage) | {"ndim": problem.ndim}
+
+    def parameter(self, problem: ConvProblem, name: str) -> Any:
+        """An attribute of the problem, or a function of :data:`catalog.ops.conv.reach.REACH`."""
+        return REACH[name](problem) if name in REACH else super().parameter(problem, name)
 
     def bench_values(self, problem: ConvProblem) -> Mapping[str, Any]:
         """The sizes and the geometry as in upstream's file; direction, element type and layout."""

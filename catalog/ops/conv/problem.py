@@ -217,29 +217,14 @@ class ConvProblem(Problem):
         return math.prod(self.filter)
 
     @property
-    def gathered_taps(self) -> int:
-        """Elements of the filter at which kernels of sm_90 gather images: of few channels, only one in each row."""
-        few = self.g == 1 and self.direction != "bwd_data" and self.filter[-1] * self.c <= _BLOCK
-        return self.taps // self.filter[-1] if few else self.taps
-
-    @property
     def phases(self) -> int:
-        """Parts of the result that meet different elements of the filter: the gradient of an input has several."""
-        return math.prod(self.stride) if self.direction == "bwd_data" else 1
+        """Parts of the result that meet different elements of the filter: the gradient of an input has several.
 
-    @derived
-    def gathers(self) -> bool:
-        """As :func:`catalog.ops.conv.reach.reachable`."""
-        from catalog.ops.conv.reach import reachable
-
-        return reachable(self)
-
-    @derived
-    def narrow(self) -> bool:
-        """As :func:`catalog.ops.conv.reach.narrow`."""
-        from catalog.ops.conv.reach import narrow
-
-        return narrow(self)
+        Each has a position: a stride beyond the extent makes no more of them, and without images there is one.
+        """
+        if self.direction != "bwd_data" or self.n == 0:
+            return 1
+        return math.prod(min(stride, size) for stride, size in zip(self.stride, self.size, strict=True))
 
     @property
     def last(self) -> bool:
@@ -284,9 +269,6 @@ class ConvProblem(Problem):
             for word, place in zip(words.get(prefix, (f"{prefix}h", f"{prefix}w")), (-2, -1), strict=True)
         }
 
-
-_BLOCK = 64
-"""Channels of a step of kernels of sm_90: ``block_channels`` in conv_shape.hpp."""
 
 _VARYING = (
     *("channels_in", "channels_out", "rows", "columns", "is_depthwise"),

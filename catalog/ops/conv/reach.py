@@ -1,4 +1,4 @@
-"""Which convolutions the pipelines of sm_90 can compute: how far TMA reaches, and what shared memory holds.
+"""What rules of sm_90 ask about a convolution: how far TMA reaches, what shared memory holds, what a launch counts.
 
 Source: CUDA driver API, cuTensorMapEncodeIm2col (corners of the box of positions, element strides); PTX ISA,
 cp.async.bulk.tensor (offsets).
@@ -7,8 +7,9 @@ cp.async.bulk.tensor (offsets).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from catalog.ops.conv.problem import ConvProblem
@@ -24,6 +25,9 @@ _WIDTHS = (1, 2, 4, 8, 16, 32)
 
 _SHARED = 200 * 1024
 """Bytes of shared memory of a block of sm90_narrow: ``narrow_bytes`` in narrow_call.hpp."""
+
+_BLOCK = 64
+"""Channels of a step of sm90_wgmma: ``block_channels`` in conv_shape.hpp."""
 
 
 class _Window(NamedTuple):
@@ -69,16 +73,62 @@ def narrow(problem: ConvProblem) -> bool:
     return loaded + more <= _SHARED
 
 
+def gathered_taps(problem: ConvProblem) -> int:
+    """Elements of the filter at which sm90_wgmma gathers images: of few channels, only one in each row."""
+    return problem.taps // problem.filter[-1] if _few(problem) else problem.taps
+
+
+def positions(problem: ConvProblem) -> int:
+    """Positions of all images, of the input or the output, whichever has more."""
+    size = (*problem.size[:-1], problem.out[-1]) if _few(problem) else problem.size
+    return problem.n * max(math.prod(size), math.prod(problem.out))
+
+
+def phase_rows(problem: ConvProblem) -> int:
+    """Rows of the product of the largest phase."""
+    if problem.direction != "bwd_data":
+        return problem.rows
+    return problem.n * math.prod(-(-size // stride) for size, stride in zip(problem.size, problem.stride, strict=True))
+
+
+def _few(problem: ConvProblem) -> bool:
+    """Whether sm90_wgmma reads a copy of the images with a row of the filter in each position: conv_few.hpp."""
+    width = problem.filter[-1]
+    return problem.g == 1 and problem.direction != "bwd_data" and width > 1 and width * problem.c <= _BLOCK
+
+
 def _windows(problem: ConvProblem, axis: int) -> Iterator[_Window]:
+    """The positions along an axis; of the gradient of an input, those of its phases that differ most from others."""
     size, out, taps, pad = (values[axis] for values in (problem.size, problem.out, problem.filter, problem.pad))
     stride, dilation = problem.stride[axis], problem.dilation[axis]
     if problem.direction != "bwd_data":
         yield _Window(size, -pad, stride, out, taps, dilation)
         return
+    # Each of the first taps meets one phase: every stride-th position from `first` on, which read neighbours in the
+    # output from `origin` on. From tap to tap, `origin` never ascends; among taps with the same one, `first` ascends.
     period = stride // math.gcd(stride, dilation)
-    for first in range(min(stride, size)):
-        met = [tap for tap in range(min(period, taps)) if (first + pad - dilation * tap) % stride == 0]
-        if met:
-            number, apart = (taps - met[0] + period - 1) // period, dilation * period // stride
-            origin = (first + pad - dilation * met[0]) // stride
-            yield _Window(out, origin - (number - 1) * apart, 1, (size - first + stride - 1) // stride, number, apart)
+    apart, end = dilation * period // stride, min(period, taps)
+    tap = 0
+    while tap < end:
+        origin = (pad - dilation * tap + stride - 1) // stride
+        after = min(end, -(-(pad + stride * (1 - origin)) // dilation))
+        met = min(after, -(-(pad + size - stride * origin) // dilation))  # beyond, `first` is outside of the image
+        fewer = min(max(tap, taps % period), met)  # taps from here on have one fewer of the same phase
+        for one in sorted({tap, fewer - 1, fewer, met - 1}):
+            if tap <= one < met:
+                first, number = dilation * one - pad + stride * origin, (taps - one + period - 1) // period
+                count = (size - first + stride - 1) // stride
+                yield _Window(out, origin - (number - 1) * apart, 1, count, number, apart)
+        tap = after
+
+
+REACH: Mapping[str, Callable[[ConvProblem], Any]] = MappingProxyType(
+    {
+        "gathered_taps": gathered_taps,
+        "positions": positions,
+        "phase_rows": phase_rows,
+        "gathers": reachable,
+        "narrow": narrow,
+    }
+)
+"""The parameters of rules that sm_90 alone names, by name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from catalog.ops.conv.reach import gathered_taps
 from catalog.ops.conv.traits import Pipeline
 
 if TYPE_CHECKING:
@@ -27,11 +28,6 @@ def work_of(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, f
     return {f"{pipeline} {name}": amount for name, amount in work.items()}
 
 
-def _windows(problem: ConvProblem) -> int:
-    """Parts of the result that are computed one after the other: the gradient of an input has one for each stride."""
-    return math.prod(problem.stride) if problem.direction == "bwd_data" else 1
-
-
 def _panel_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
     """Terms of the product of a group by packed panels; images are packed again for each tile across."""
     algorithm = kernel.algorithm
@@ -39,13 +35,13 @@ def _panel_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[st
     transposed = not problem.last and problem.direction != "bwd_weight"
     if transposed:
         m, n = n, m
-    k = math.ceil(k / _windows(problem))
+    k = math.ceil(k / problem.phases)
     panel = max(1, algorithm.warp_tile_n)
     width, share = math.ceil(n / panel) * panel, problem.g / units
     down, across = math.ceil(m / max(1, algorithm.tile_m)), math.ceil(n / max(1, algorithm.tile_n))
     weighs = problem.direction == "bwd_weight"
     return {
-        "launch": float(_windows(problem)),
+        "launch": float(problem.phases),
         "products": share,
         "area": m * width * k * share,
         "sums": m * width * math.ceil(k / max(1, algorithm.tile_k)) * share,
@@ -61,7 +57,7 @@ def _direct_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[s
     vectors = math.ceil(problem.c / max(1, kernel.algorithm.vector_c))
     positions = problem.n * math.prod(problem.out)
     return {
-        "launch": float(_windows(problem)),
+        "launch": float(problem.phases),
         "products": vectors * positions * math.prod(problem.filter) * problem.channels_in / units,
         "loads": vectors * positions * math.prod(problem.filter) / units,
         "rows": vectors * positions / problem.out[-1] / units,
@@ -71,12 +67,12 @@ def _direct_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[s
 
 def _tiles_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
     """Terms of tiles of an implicit product: waves of them, and the steps of 64 of the depth in each."""
-    algorithm, blocks = kernel.algorithm, math.ceil(problem.channels_in / 64)
+    algorithm, blocks, taps = kernel.algorithm, math.ceil(problem.channels_in / 64), gathered_taps(problem)
     weighs = problem.direction == "bwd_weight"
-    columns = 64 * problem.gathered_taps * blocks if weighs else problem.columns
+    columns = 64 * taps * blocks if weighs else problem.columns
     channels = blocks if problem.direction == "forward" else math.ceil(problem.channels_out / 64)
-    steps = math.ceil(problem.depth / 64) if weighs else problem.gathered_taps * channels / _windows(problem)
-    down = math.ceil(problem.rows / _windows(problem) / algorithm.tile_m) * _windows(problem)
+    steps = math.ceil(problem.depth / 64) if weighs else taps * channels / problem.phases
+    down = math.ceil(problem.rows / problem.phases / algorithm.tile_m) * problem.phases
     tiles = problem.g * down * math.ceil(columns / algorithm.tile_n)
     area, share = algorithm.tile_m * algorithm.tile_n, max(1.0, tiles / units)
     return {
@@ -93,7 +89,7 @@ def _patches_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[
     eights = max(1, problem.channels_in // 8)
     positions = problem.n * math.prod(problem.size if problem.direction == "bwd_data" else problem.out)
     return {
-        "launch": float(_windows(problem)),
-        "products": positions * math.ceil(problem.c / 8) * problem.taps * eights / _windows(problem) / units,
+        "launch": float(problem.phases),
+        "products": positions * math.ceil(problem.c / 8) * problem.taps * eights / problem.phases / units,
         "traffic": float(problem.traffic),
     }

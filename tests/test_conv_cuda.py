@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator
+from time import process_time
 from typing import Any
 
 import pytest
@@ -60,6 +61,54 @@ def test_large_images_get_large_tiles_and_narrow_groups_their_own_pipeline(catal
 def test_what_no_row_can_compute_is_refused(catalog: Catalog, changes: dict[str, Any], rules: str) -> None:
     with pytest.raises(SelectionError, match=rules):
         catalog.select(problem("forward", 64, 56, **changes), arch="sm_90")
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"n": 2**11, "c": 8, "k": 8, "size": (1024, 1024)}, "countable_positions"),
+        ({"n": 1, "c": 2**30 + 64, "k": 8, "size": (4,)}, "countable_positions"),
+        ({"n": 1, "c": 2**30, "k": 8, "size": (4,), "filter": (2,)}, "countable_steps"),
+        ({"n": 2**11, "c": 3000, "k": 6000, "g": 1000, "size": (64, 64)}, "countable_tiles"),
+        ({"n": 1, "c": 2**25, "k": 2**25, "g": 2**25, "size": (4,)}, "countable_patches"),
+    ],
+)
+def test_what_a_launch_cannot_count_is_refused(catalog: Catalog, fields: dict[str, Any], rule: str) -> None:
+    problem = ConvProblem(dtype="bf16", **{"filter": (1,) * len(fields["size"])} | fields)
+    with pytest.raises(SelectionError, match=rule):
+        catalog.select(problem, arch="sm_90")
+
+
+def test_tiles_are_large_where_small_ones_are_too_many(catalog: Catalog) -> None:
+    many = ConvProblem(n=2**10, c=3000, k=6000, g=1000, size=(64, 64), filter=(1, 1), dtype="bf16")
+    assert catalog.select(many, arch="sm_90").kernels[0].algorithm.tile_m == 256
+
+
+def test_the_largest_launches_are_offered(catalog: Catalog) -> None:
+    few = ConvProblem(n=2**11, c=3, k=8, size=(1024, 1024), filter=(3, 3), stride=(2, 2), pad=(1, 1), dtype="bf16")
+    largest = ConvProblem(n=2**10, c=8, k=8, size=(1024, 1024), filter=(1, 1), dtype="bf16")
+    for wanted in (few, largest):
+        catalog.select(wanted, arch="sm_90")
+
+
+def test_sizes_of_one_form_choose_the_pipeline(catalog: Catalog) -> None:
+    """Both fill the same tiles, so that only what the rules ask about groups tells them apart."""
+    fields: dict[str, Any] = {"n": 8, "k": 64, "g": 2, "size": (28, 28), "filter": (3, 3), "pad": (1, 1)}
+    chosen = [catalog.select(ConvProblem(c=c, dtype="bf16", **fields), arch="sm_90").kernels[0] for c in (64, 96)]
+    assert [kernel.algorithm.pipeline for kernel in chosen] == ["sm90_narrow", "sm90_wgmma"]
+
+
+def test_extreme_strides_are_selected_for_at_once(catalog: Catalog) -> None:
+    most, fields = 2**31 - 1, {"direction": "bwd_data", "c": 8, "k": 8, "dtype": "bf16"}
+    before = process_time()
+    for geometry in (
+        {"n": 1, "size": (4, 4, 4), "filter": (1, 1, 1), "stride": (most,) * 3},
+        {"n": 0, "size": (most,) * 3, "filter": (1, 1, 1), "stride": (most,) * 3},
+        {"n": 1, "size": (30_000_000,), "filter": (3,), "stride": (30_000_000,)},
+        {"n": 1, "size": (16_000_000,), "filter": (16_000_000,), "stride": (16_000_000,)},
+    ):
+        catalog.select(ConvProblem(**fields, **geometry), arch="sm_90")
+    assert process_time() - before < 5
 
 
 def test_long_distances_fit_one_axis(catalog: Catalog) -> None:

@@ -145,6 +145,26 @@ def test_eight_bits_scales_and_groups_have_rows(
     assert (kernel.algorithm.tile_m, kernel.algorithm.tile_n) == tile
 
 
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"m": 2**30 + 1, "n": 8, "k": 8}, "countable_extents"),
+        ({"m": 8, "n": 8, "k": 2**31 - 1}, "countable_extents"),
+        ({"m": 1, "n": 1, "k": 1, "batch": 2**30 + 1}, "countable_extents"),
+        ({"m": 1, "n": 2**30, "k": 1, "batch": 64}, "countable_tiles"),
+        ({"n": 2**20, "k": 1, "groups": [1] * 2**15}, "countable_tiles"),
+    ],
+)
+def test_what_a_launch_cannot_count_is_refused(catalog: Catalog, fields: dict[str, Any], rule: str) -> None:
+    with pytest.raises(SelectionError, match=rule):
+        catalog.select(GemmProblem(dtype="bf16", **fields), arch="sm_90")
+
+
+def test_tiles_are_large_where_small_ones_are_too_many(catalog: Catalog) -> None:
+    wide = GemmProblem(m=1, n=2**30, k=1, batch=12, dtype="bf16")
+    assert catalog.select(wide, arch="sm_90").kernels[0].algorithm.tile_n >= 192
+
+
 def test_groups_of_k_are_not_of_8_bits(catalog: Catalog) -> None:
     problem = GemmProblem(groups=(256, 512), group_axis="k", m=64, n=64, dtype="fp8")
     with pytest.raises(SelectionError, match="tensor cores read elements of 8 bits along K alone"):

@@ -6,6 +6,7 @@ import csv
 import json
 import lzma
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -13,8 +14,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import slow_but
@@ -28,7 +30,7 @@ from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.spec_files import find_spec, load_spec_file
 
-LISTS = Path(__file__).parent.parent / "data" / "parity"
+DATA = Path(__file__).parent.parent / "data"
 
 DEFAULT_COUNTS = {
     "fwd": 11_188,
@@ -44,7 +46,7 @@ DEFAULT_COUNTS = {
 
 
 def listed(mask_impl: str) -> list[dict[str, str]]:
-    with lzma.open(LISTS / f"2026-05.gfx950.{mask_impl}.csv.xz", "rt") as file:
+    with lzma.open(DATA / "parity" / f"2026-05.gfx950.{mask_impl}.csv.xz", "rt") as file:
         return list(csv.DictReader(file))
 
 
@@ -223,13 +225,13 @@ def test_a_populate_killed_at_any_time_leaves_all_or_nothing(tmp_path: Path) -> 
     ("text", "receipts"), [("0", (0,)), ("flash", (2, 3)), ("pytorch", (4,)), ("aiter", (100, 200, 300, 400))]
 )
 def test_receipts_have_names(text: str, receipts: tuple[int, ...]) -> None:
-    assert resolve_receipts(load_spec_file(find_spec((LISTS.parent / "arch_specs",), "gfx950")), text) == receipts
+    assert resolve_receipts(load_spec_file(find_spec((DATA / "arch_specs",), "gfx950")), text) == receipts
 
 
 @pytest.mark.parametrize("text", ["5", "flahs", "-1"])
 def test_an_unknown_receipt_says_which_there_are(text: str) -> None:
     with pytest.raises(UsageError, match="transformer_engine"):
-        resolve_receipts(load_spec_file(find_spec((LISTS.parent / "arch_specs",), "gfx950")), text)
+        resolve_receipts(load_spec_file(find_spec((DATA / "arch_specs",), "gfx950")), text)
 
 
 def test_parity_without_a_list_says_so(gfx950: Catalog) -> None:
@@ -300,3 +302,18 @@ def test_a_select_makes_the_kernels_of_a_changed_spec_anew(specs: Path, tmp_path
     kernels = len(restricted.kernels("1", arch="gfx950"))
     restricted.select(problem.model_copy(update={"dtype": "fp16", "lse": True}), arch="gfx950")
     assert len(restricted.kernels("1", arch="gfx950")) == kernels, "what was left out on purpose stays out"
+
+
+def test_sources_in_this_repository_exist() -> None:
+    def sources(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from (value[key] for key in ("source",) if isinstance(value.get(key), str))
+            value = list(value.values())
+        if isinstance(value, list):
+            for item in value:
+                yield from sources(item)
+
+    named = [(path, source) for path in DATA.rglob("*.json") for source in sources(json.loads(path.read_text()))]
+    paths = [(path, there) for path, source in named for there in re.findall(r"catalog/[\w/]+(?:\.\w+)?", source)]
+    assert len(paths) > 100
+    assert [(path.name, there) for path, there in paths if not (DATA.parent / there).exists()] == []

@@ -136,7 +136,7 @@ def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
     rules: list[tuple[str, Rule]] = [("hw_rules", rule) for rule in spec.hw_rules]
     rules += [("header_rules", rule) for rule in spec.demands]
     rules += [("invariants", rule) for rule in spec.invariants]
-    rules += [(f"select.{family}", rule) for family, select in spec.select.items() for rule in select.rules]
+    rules += [(f"select.{family}", rule) for family in spec.select for rule in spec.applicability_of(family)]
     of = operation(spec.operation)
     for scope, rule in rules:
         asks = scope.startswith("select.") and any(

@@ -87,8 +87,8 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
     for i, invariant in enumerate(spec.invariants):
         for scope in invariant.families or [""]:
             yield row("invariant", scope, i, invariant.model_dump(exclude={"spaces", "families"}))
-    for family, select in spec.select.items():
-        for i, rule in enumerate(select.rules):
+    for family in spec.select:
+        for i, rule in enumerate(spec.applicability_of(family)):
             yield row("applicability", family, i, rule.model_dump(exclude={"spaces"}))
         for i, expr in enumerate(spec.order_of(family)):
             yield row("order", family, i, {

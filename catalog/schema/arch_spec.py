@@ -436,6 +436,10 @@ class ArchSpec(_Spec):
     def _over_columns(self, rule: _R) -> _R:
         return rule.model_copy(update={"expr": expanded(rule.expr, self.quantities)})
 
+    def applicability_of(self, family: str) -> list[Rule]:
+        """The rules of selection of a family, as expressions over the columns of kernels and parameters."""
+        return [self._over_columns(rule) for rule in self.select[family].rules]
+
     def order_of(self, family: str) -> list[str]:
         """The static order of a family, as expressions over the columns of kernels and parameters."""
         return [expanded(expr, self.quantities) for expr in self.select[family].order]

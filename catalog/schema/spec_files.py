@@ -143,8 +143,8 @@ def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tupl
         yield f"constraints[{i}].expr", expanded(shared.expr, spec.quantities), ()
     for name, enumeration in spec.enumerations.items():
         yield from _of_enumeration(f"enumerations.{name}", enumeration, spec.quantities)
-    for family, select in spec.select.items():
-        for i, rule in enumerate(select.rules):
+    for family in spec.select:
+        for i, rule in enumerate(spec.applicability_of(family)):
             yield f"select.{family}.rules[{i}].expr", rule.expr, of_selection
         for i, expr in enumerate(spec.order_of(family)):
             yield f"select.{family}.order[{i}]", expr, of_selection

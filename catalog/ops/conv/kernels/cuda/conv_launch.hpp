@@ -26,11 +26,9 @@ class ConvLaunch {
         : args(args), of(args), stream(stream), image_channels(image_channels) {}
 
     catalog_status run() {
-        if (!valid()) return CATALOG_BAD_ARGUMENT;
         if (args.n == 0) return without_images<Row>(args, of, stream);
-        conv::for_windows<direction>(of, [&](const conv::Window& window) {
-            if (window.positions() > 0) windows.push_back(window);
-        });
+        if (!valid()) return CATALOG_BAD_ARGUMENT;
+        conv::for_windows<direction>(of, [&](const conv::Window& window) { windows.push_back(window); });
         int device;
         if (cudaGetDevice(&device) != cudaSuccess ||
             cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
@@ -75,7 +73,7 @@ class ConvLaunch {
                 if (extents[i] > most) return false;
             }
         for (const std::int32_t* extents : {of.size, of.out}) {
-            positions = std::max<std::int64_t>(args.n, 1);
+            positions = args.n;
             for (int i = 0; i < conv::axes; ++i)
                 if ((positions *= extents[i]) > most) return false;
         }

@@ -43,7 +43,7 @@ class NarrowLaunch {
         readable.run(copies.data, stream);
         catalog_status status = CATALOG_OK;
         conv::for_windows<direction>(of, [&](const conv::Window& window) {
-            if (status == CATALOG_OK && window.positions() > 0) status = compute(window, x, y, w, device);
+            if (status == CATALOG_OK) status = compute(window, x, y, w, device);
         });
         return status;
     }

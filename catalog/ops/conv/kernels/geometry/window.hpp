@@ -94,12 +94,11 @@ inline Window identity_window(const std::int32_t* extents) {
 }
 
 // The gradient of the input reads that of the output. With a stride s, input i meets tap t at output
-// (i + pad - dilation t) / s, where that is whole: the inputs whose i + pad leaves the same remainder meet the same taps,
-// and read neighbours. Each such class is a window of its own.
-inline Axis backward_axis(const Geometry& of, int i, std::int64_t remainder) {
+// (i + pad - dilation t) / s, where that is whole: every s-th input meets the same taps, and reads neighbours. Each such
+// class is a window of its own, from its first input on.
+inline Axis backward_axis(const Geometry& of, int i, std::int64_t first) {
     const std::int64_t size = of.size[i], filter = of.filter[i], s = of.stride[i], dilation = of.dilation[i];
-    const std::int64_t first = ((remainder - of.pad[i]) % s + s) % s;
-    const std::int64_t count = first < size ? (size - first + s - 1) / s : 0;
+    const std::int64_t remainder = (first + of.pad[i]) % s, count = (size - first + s - 1) / s;
     const std::int64_t period = s / std::gcd(s, dilation);
     std::int64_t tap = 0;
     while (tap < std::min(period, filter) && dilation * tap % s != remainder) ++tap;
@@ -114,10 +113,14 @@ inline void for_windows(const Geometry& of, Body body) {
     if constexpr (direction != Direction::bwd_data) {
         body(forward_window(of));
     } else {
-        for (int d = 0; d < of.stride[0]; ++d)
-            for (int h = 0; h < of.stride[1]; ++h)
-                for (int w = 0; w < of.stride[2]; ++w)
-                    body(Window{{backward_axis(of, 0, d), backward_axis(of, 1, h), backward_axis(of, 2, w)}});
+        const auto classes = [&](int i) { return std::min(of.stride[i], of.size[i]); };
+        for (int d = 0; d < classes(0); ++d) {
+            const Axis depth = backward_axis(of, 0, d);
+            for (int h = 0; h < classes(1); ++h) {
+                const Axis height = backward_axis(of, 1, h);
+                for (int w = 0; w < classes(2); ++w) body(Window{{depth, height, backward_axis(of, 2, w)}});
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from time import process_time, thread_time
 from typing import Any
 
 import amx
@@ -18,6 +19,7 @@ from conv_problems import CONV, check, rows
 from catalog.errors import TensorError
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.problem import ConvProblem
+from catalog.ops.conv.reach import REACH
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import cpu_features, host_archs, why_unavailable
 from catalog.runtime.guard import guarded_problem
@@ -119,6 +121,46 @@ def test_gradients_are_those_of_the_output(catalog: Catalog, monkeypatch: pytest
         np.testing.assert_array_equal(other.run(given["bwd_data"]).outputs["input"], scattered)
 
 
+def test_threads_share_one_axis(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands of one image with one axis, whose products do not depend on them."""
+
+    def computed(threads: int, problem: ConvProblem, launches: int = 1) -> tuple[np.ndarray[Any, Any], float]:
+        """The result, and the CPU time of other threads than this one as a share of all."""
+        monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
+        settings.cache_clear()
+        kernel = rows(catalog, f"pipeline = 'host_scatter' AND dtype = 'fp32' AND ndim = {problem.ndim}")[0]
+        bound = catalog.plan(problem, kernel).bind(make_inputs(problem, SEED))
+        before = process_time(), thread_time()
+        for _ in range(launches):
+            bound.launch()
+        total = process_time() - before[0]
+        return bound.outputs["input"].copy(), (total - (thread_time() - before[1])) / total
+
+    wide = ConvProblem(direction="bwd_data", n=1, c=1, k=512, size=(160_000,), filter=(10,), stride=(5,), dtype="fp32")
+    assert computed(2, wide, 20)[1] > 0.1
+    fields: dict[str, Any] = {"direction": "bwd_data", "n": 1, "c": 3, "k": 21, "dtype": "fp32"}
+    for geometry in (
+        {"size": (9001,), "filter": (100,), "stride": (3,), "dilation": (2,), "pad": (70,)},
+        {"size": (1, 7001), "filter": (2, 5), "stride": (1, 2), "pad": (1, 2)},
+    ):
+        problem = ConvProblem(**fields, **geometry)
+        alone, _ = computed(1, problem)
+        inputs = make_inputs(problem, SEED)
+        expected, allowed = CONV.reference(problem, inputs)["input"], CONV.tolerances(problem, inputs)["input"]
+        assert allowed.used(alone, expected) <= 1
+        for threads in (2, 3, 7):
+            np.testing.assert_array_equal(computed(threads, problem)[0], alone)
+
+
+def test_strides_beyond_the_image_take_no_time(catalog: Catalog) -> None:
+    fields: dict[str, Any] = {"n": 2, "c": 3, "k": 5, "size": (4, 4), "filter": (3, 2), "dtype": "fp32"}
+    problem = ConvProblem(direction="bwd_data", **fields, stride=(100_000, 99_999), pad=(1, 0))
+    inputs, before = make_inputs(problem, SEED), process_time()
+    result = catalog.plan(problem, of_plane(catalog, "bwd_data")).run(inputs).outputs["input"]
+    assert process_time() - before < 10, "each remainder of the strides was visited"
+    assert CONV.tolerances(problem, inputs)["input"].used(result, CONV.reference(problem, inputs)["input"]) <= 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_the_reference_is_pytorchs(ndim: int) -> None:
@@ -175,6 +217,21 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
         str(catalog.stages(ConvProblem(filter=filter_, **few | fields))[0].algorithm.pipeline.value)
         for filter_, fields in (((3, 3), {}), ((1, 1), {}), ((3, 3), {"c": 33}))
     ] == ["host_scatter", "host_panel", "host_panel"]
+    deep = ConvProblem(**few | {"size": (5, 9, 9)}, filter=(3, 1, 1))
+    assert catalog.stages(deep)[0].algorithm.pipeline == "host_scatter"
+
+
+def test_selection_asks_for_what_rules_of_the_arch_name(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, parameter = list[str](), type(CONV).parameter
+
+    def noted(operation: Any, problem: ConvProblem, name: str) -> Any:
+        asked.append(name)
+        return parameter(operation, problem, name)
+
+    monkeypatch.setattr(type(CONV), "parameter", noted)
+    catalog.stages(ConvProblem(direction="bwd_data", n=2, c=3, k=5, size=(6, 7), filter=(3, 3), dtype="bf16"))
+    assert "taps" in asked
+    assert not REACH.keys() & asked
 
 
 def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:

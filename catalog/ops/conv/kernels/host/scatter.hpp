@@ -38,12 +38,13 @@ class ScatteredProduct {
           channels_in(args.c / args.g),
           channels_out(args.k / args.g),
           columns(of.taps() * channels_in),
-          across(of.size[0] > 1 ? 0 : 1),
+          across(of.size[0] > 1 ? 0 : of.size[1] > 1 ? 1 : 2),
           slice(Geometry::volume(of.size) / of.size[across] * channels_in) {
         units = (channels_out + factors - 1) / factors;
         steps = (units + step - 1) / step;
         // A band's neighbours compute some products a second time.
-        const std::int64_t reach = std::int64_t{of.dilation[across]} * (of.filter[across] - 1) + of.stride[across];
+        const std::int64_t rows = across == 2 ? tile_m : 1;  // positions along the axis that are computed together
+        const std::int64_t reach = std::int64_t{of.dilation[across]} * (of.filter[across] - 1) + rows * of.stride[across];
         band = std::clamp<std::int64_t>(most_elements / slice, 1, of.size[across]);
         const std::int64_t products = args.n * args.g;
         constexpr int items_per_thread = 4;
@@ -94,18 +95,24 @@ class ScatteredProduct {
         return position * of.stride[axis] - of.pad[axis];
     }
 
+    // The positions along an axis from which some tap may meet the band: all, except along the axis that it divides.
+    Range positions_of(int axis, Range lines) const {
+        if (axis != across) return {0, of.out[axis]};
+        const std::int64_t s = of.stride[axis], reach = std::int64_t{of.dilation[axis]} * (of.filter[axis] - 1);
+        const std::int64_t before = lines.first + of.pad[axis] - reach, end = (lines.end + of.pad[axis] + s - 1) / s;
+        return {before > 0 ? (before + s - 1) / s : 0, std::min<std::int64_t>(end, of.out[axis])};
+    }
+
     // Adds what all taps that meet the band contribute, in an order that does not depend on the band.
     void add_products(Scratch& scratch, std::int64_t image, std::int64_t group, Range lines, const Unit* packed,
                       float* sums) const {
         const Image<const T> output(args.output, of.out, args.k, args.g, group, true);
         const T* const from = output.data + image * output.stride_image;
-        const std::int64_t reach = std::int64_t{of.dilation[across]} * (of.filter[across] - 1);
-        std::int64_t at[axes] = {};
-        for (at[0] = 0; at[0] < of.out[0]; ++at[0])
-            for (at[1] = 0; at[1] < of.out[1]; ++at[1]) {
-                const std::int64_t first = origin(across, at[across]);
-                if (first >= lines.end || first + reach < lines.first) continue;
-                for (at[2] = 0; at[2] < of.out[2]; at[2] += tile_m) {
+        const Range deep = positions_of(0, lines), high = positions_of(1, lines), wide = positions_of(2, lines);
+        std::int64_t at[axes];
+        for (at[0] = deep.first; at[0] < deep.end; ++at[0])
+            for (at[1] = high.first; at[1] < high.end; ++at[1])
+                for (at[2] = wide.first / tile_m * tile_m; at[2] < wide.end; at[2] += tile_m) {
                     const int rows = static_cast<int>(std::min<std::int64_t>(tile_m, of.out[2] - at[2]));
                     const T* const row = from + output.index(at[0], at[1], at[2]) * output.all_channels;
                     for (std::int64_t column = 0; column < columns; column += tile_n) {
@@ -114,7 +121,6 @@ class ScatteredProduct {
                         scatter(scratch.sums, rows, column, column + count, at, lines, sums);
                     }
                 }
-            }
     }
 
     void multiply(Scratch& scratch, Factor<true, T> from, int rows, const Unit* packed, int count) const {
@@ -133,6 +139,7 @@ class ScatteredProduct {
         // Neighbouring taps with all their channels are one piece of a line.
         const std::int64_t span = of.dilation[2] == 1 ? of.filter[2] : 1, piece = span * channels_in;
         const std::int64_t width = of.size[2] * channels_in;
+        const Range seen = across == 2 ? Range{lines.first * channels_in, lines.end * channels_in} : Range{0, width};
         for (int i = 0; i < rows; ++i, products += row_s) {
             for (std::int64_t column = begin; column < end;) {
                 const std::int64_t tap = column / piece * span, skipped = column % piece;
@@ -140,13 +147,16 @@ class ScatteredProduct {
                 const std::int64_t of_line = tap / of.filter[2];
                 const std::int64_t d = origin(0, at[0]) + of_line / of.filter[1] * of.dilation[0];
                 const std::int64_t h = origin(1, at[1]) + of_line % of.filter[1] * of.dilation[1];
-                const std::int64_t line = across == 0 ? d : h;
-                if (0 <= d && d < of.size[0] && 0 <= h && h < of.size[1] && lines.first <= line && line < lines.end) {
+                const std::int64_t place = across == 0 ? d : h;
+                const bool in_band = across == 2 || (lines.first <= place && place < lines.end);
+                if (0 <= d && d < of.size[0] && 0 <= h && h < of.size[1] && in_band) {
                     const std::int64_t w = origin(2, at[2] + i) + tap % of.filter[2] * of.dilation[2];
                     const std::int64_t first = w * channels_in + skipped;  // of the line's elements
-                    const std::int64_t low = std::max<std::int64_t>(-first, 0), high = std::min(count, width - first);
+                    const std::int64_t low = std::max<std::int64_t>(seen.first - first, 0);
+                    const std::int64_t high = std::min(count, seen.end - first);
                     const std::int64_t above = across == 0 ? (d - lines.first) * of.size[1] + h : h - lines.first;
-                    add(products + (column - begin) + low, high - low, sums + (above * width + first + low));
+                    const std::int64_t line = across == 2 ? -seen.first : above * width;  // where it begins in the band
+                    add(products + (column - begin) + low, high - low, sums + (line + first + low));
                 }
                 column += count;
             }
@@ -173,8 +183,8 @@ class ScatteredProduct {
     const Geometry& of;
     const int threads;
     const std::int64_t channels_in, channels_out, columns;
-    const int across;          // the axis that bands divide
-    const std::int64_t slice;  // elements of a line or plane of a band
+    const int across;          // the axis that bands divide, the first with several elements
+    const std::int64_t slice;  // elements of a plane, line or pixel of a band
     std::int64_t units, steps, band;
 };
 

@@ -1,4 +1,4 @@
-"""What a traced program spends where: its calls by problem, kind, kernels, operation or arch, most time first."""
+"""Where a traced program spends its time: calls by problem, kind, kernels, operation or arch, most time first."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ try:
 except ImportError:
     missing("torch")
 
-from torch.library import opcheck
+from torch import library
 from torch.nn import functional
 from torch_cases import check_gradients, close, leaves, normal
 
@@ -61,7 +61,7 @@ def test_other_axes_and_forms_of_arguments(ours, theirs, size):
 @pytest.mark.slow
 def test_the_operator_is_whole_and_compiles():
     x, weight = (in_channels_last(tensor) for tensor in leaves((2, 6, 9, 8), (8, 3, 3, 2)))
-    opcheck(torch.ops.catalog.conv.default, (x, weight, None, [9, 8], [3, 2], [2, 1], [1, 2], [1, 2], 2))
+    library.opcheck(torch.ops.catalog.conv.default, (x, weight, None, [9, 8], [3, 2], [2, 1], [1, 2], [1, 2], 2))
     compiled = torch.compile(lambda *tensors: conv2d(*tensors, **GEOMETRY).relu(), fullgraph=True, backend="aot_eager")
     close(compiled(x, weight), functional.conv2d(x, weight, **GEOMETRY).relu())
     compiled(x, weight).sum().backward()

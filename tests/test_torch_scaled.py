@@ -10,6 +10,8 @@ try:
 except ImportError:
     missing("torch")
 
+from torch import library
+
 from catalog.torch import scaled_grouped_mm, scaled_mm
 
 DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
@@ -89,7 +91,7 @@ def test_a_compiled_graph_has_the_operator():
     compiled = torch.compile(lambda *inputs: scaled_mm(*inputs) + 1, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(a, weight.t(), *scales), scaled_mm(a, weight.t(), *scales) + 1)
     op = torch.ops.catalog.scaled_mm.default
-    torch.library.opcheck(op, (a, weight.t(), *scales, None, torch.bfloat16), test_utils="test_faketensor")
+    library.opcheck(op, (a, weight.t(), *scales, None, torch.bfloat16), test_utils="test_faketensor")
 
 
 A, B, ROWS, COLUMNS = eight_bits(4, 256), eight_bits(256, 130), torch.rand(4, 1), torch.rand(1, 130)

@@ -92,9 +92,7 @@ struct RowsOfA {
                 pack_rows<Unit>(from.from(0, k), count, std::min<std::int64_t>(step, depth - k), block, lanes);
             for (int row = 0; row < rows; ++row)
                 for (int i = 0; i < lanes / piece; ++i)
-                    for (int j = 0; j < piece; ++j)
-                        to[(rows_share_vectors ? i * lanes + row * piece : row * lanes) + j] =
-                            block[row * lanes + i * piece + j];
+                    for (int j = 0; j < piece; ++j) to[i * lanes + row * piece + j] = block[row * lanes + i * piece + j];
             if constexpr (offset_of<Unit> != 0)
                 for (int i = 0; i < rows; ++i)
                     Units<Unit>::multiply_add(start, load(to + i * lanes), Bits{} + offset_of<Unit>);

@@ -293,12 +293,12 @@ class Rounds:
         )
 
     def precise(self, name: str) -> bool:
-        """Whether a plan's median is as precise as the rule requires."""
+        """Whether a plan's median is as precise as the rule requires, and as a sound measurement's is."""
         ordered = self.blocks(name)
         if len(ordered) < self.fewest:
             return False
         low, high = interval(ordered)
-        return (high - low) / 2 <= self._rule.precision * median(ordered)
+        return (high - low) / 2 <= min(self._rule.precision, WIDEST) * median(ordered)
 
     def exhausted(self, name: str) -> bool:
         """Whether a plan has reached the rule's limits."""

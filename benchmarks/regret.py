@@ -212,8 +212,8 @@ class Evaluation:
             with self.catalog.writing() as connection:
                 connection.executemany(
                     "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, isa, flags, status, log, "
-                    "compile_s, created) VALUES (?1, ?1, ?2, '', '', '', 'built', '', 0, '')",
-                    [(name, self.arch) for name in ours],
+                    "compile_s, created) VALUES (:name, :name, :arch, '', '', '', 'built', '', 0, '')",
+                    [{"name": name, "arch": self.arch} for name in ours],
                 )
                 record(connection, problem, self.device, [Timing(name, name, one) for name, one in ours.items()])
                 rivals = {name.removeprefix(RIVAL): one for name, one in sides.items() if name not in ours}

@@ -68,8 +68,9 @@ def narrow(problem: ConvProblem) -> bool:
         for place, axis in enumerate(of_axes)
     ]
     loaded = math.prod(met[:-1]) * -(-met[-1] // 8) * 8 * 128
-    pairs = -(-problem.taps * max(1, width // 8) // 2)
-    more = 16 * 128 + pairs * 512 * 8 if problem.direction == "bwd_weight" else 4 * problem.taps * width * 64
+    items = problem.taps * max(1, width // 8)
+    sums = -(-items // 2) * 512 * 8
+    more = 16 * 128 + sums + 8 * items if problem.direction == "bwd_weight" else 4 * problem.taps * width * 64
     return loaded + more <= _SHARED
 
 

@@ -39,7 +39,7 @@ struct NarrowCall {
     int run_step;                // from run to run, in positions of shared memory
     int patches_down, patches_across;
     int loaded_height, loaded_width, pitch;  // of a patch's images; positions from row to row in shared memory
-    int parts;                   // bwd_weight: blocks that share 64 channels
+    int parts, stages;           // bwd_weight: blocks that share 64 channels; patches in shared memory, 1 or 2
     bool vectors;                // the result is aligned to 16 bytes
 };
 
@@ -60,17 +60,34 @@ __device__ __forceinline__ std::uint32_t narrow_place(int position, int eight) {
     return position * 128 + ((eight ^ (position & 7)) << 4);
 }
 
+// Positions of an area in turn, from `first` on and each `step` after the one before: a division for the first only.
+struct NarrowWalk {
+    int width, down, right, row, column;
+
+    __device__ __forceinline__ NarrowWalk(int width, int first, int step)
+        : width(width), down(step / width), right(step - down * width), row(first / width), column(first - row * width) {}
+
+    __device__ __forceinline__ void next() {
+        row += down;
+        column += right;
+        if (column >= width) column -= width, ++row;
+    }
+};
+
 // Queues the copies of a patch of `height` x `width` positions from (top, left) on; zeros outside of the image.
 __device__ __forceinline__ void narrow_load(std::uint32_t target, const void* images, std::int64_t offset, int channels,
                                             int first_channel, int top, int left, int height, int width, int pitch,
                                             int image_height, int image_width) {
-    const auto* const from = static_cast<const std::uint16_t*>(images) + offset;
     const int eight = static_cast<int>(threadIdx.x) % 8, channel = first_channel + 8 * eight;
-    for (int i = static_cast<int>(threadIdx.x) / 8; i < height * width; i += narrow_threads / 8) {
-        const int row = i / width, column = i - row * width, y = top + row, x = left + column;
-        const bool exists = channel < channels && y >= 0 && y < image_height && x >= 0 && x < image_width;
-        const std::int64_t place = exists ? (static_cast<std::int64_t>(y) * image_width + x) * channels + channel : 0;
-        copy_async(target + narrow_place(row * pitch + column, eight), from + place, exists);
+    const bool inside = channel < channels;
+    const auto* const from = static_cast<const std::uint16_t*>(images) + offset + (inside ? channel : 0);
+    for (NarrowWalk walk(width, static_cast<int>(threadIdx.x) / 8, narrow_threads / 8); walk.row < height; walk.next()) {
+        const int y = top + walk.row, x = left + walk.column;
+        const bool exists = inside && static_cast<unsigned>(y) < static_cast<unsigned>(image_height) &&
+                            static_cast<unsigned>(x) < static_cast<unsigned>(image_width);
+        const int place = exists ? y * image_width + x : 0;  // a launch counts at most 2^30
+        copy_async(target + narrow_place(walk.row * pitch + walk.column, eight),
+                   from + static_cast<std::int64_t>(place) * channels, exists);
     }
 }
 
@@ -96,6 +113,28 @@ __device__ __forceinline__ int narrow_tap(const NarrowCall& call, int tap_row, i
 __device__ __forceinline__ int narrow_element(const NarrowCall& call, int tap_row, int tap_column) {
     return (call.height.tap + call.height.tap_step * tap_row) * call.filter_width + call.width.tap +
            call.width.tap_step * tap_column;
+}
+
+// What a matrix instruction multiplies at once: 8 channels of an element of the filter, or a group of fewer.
+__host__ __device__ __forceinline__ int narrow_eights(int of_group) { return of_group < 8 ? 1 : of_group / 8; }
+
+struct NarrowItem {
+    int place;   // in the patch's images, from a position on, times 4; which 8 channels of a group
+    int weight;  // bytes, in the filters
+
+    __device__ __forceinline__ int position() const { return place >> 2; }
+    __device__ __forceinline__ int eight() const { return place & 3; }
+};
+
+// The table of all, made once by the whole block: it takes divisions. `weight_of` has an element and its 8 channels.
+template <class WeightOf>
+__device__ __forceinline__ void narrow_items(NarrowItem* table, const NarrowCall& call, WeightOf&& weight_of) {
+    const int eights = narrow_eights(call.of_group), items = call.height.taps * call.width.taps * eights;
+#pragma unroll 1  // few threads have an item, so its code should be short
+    for (int i = static_cast<int>(threadIdx.x); i < items; i += narrow_threads) {
+        const int tap = i / eights, eight = i - tap * eights, row = tap / call.width.taps, column = tap - row * call.width.taps;
+        table[i] = {narrow_tap(call, row, column) * 4 + eight, weight_of(narrow_element(call, row, column), eight)};
+    }
 }
 
 }  // namespace catalog::cuda

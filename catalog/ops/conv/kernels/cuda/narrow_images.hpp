@@ -25,18 +25,19 @@ __device__ __forceinline__ void narrow_store(const NarrowCall& call, std::uint32
     using T = typename Row::dtype;
     const int eight = static_cast<int>(threadIdx.x) % 8, channel = first_channel + 8 * eight;
     if (channel >= call.channels) return;
+    T* const result = static_cast<T*>(call.result) + patch.image * call.stride_result + channel;
     const int width = call.segments * narrow_run;
-    for (int i = static_cast<int>(threadIdx.x) / 8; i < call.rows * width; i += narrow_threads / 8) {
-        const int row = i / width, column = i - row * width, y = patch.row + row, x = patch.column + column;
+    NarrowWalk walk(width, static_cast<int>(threadIdx.x) / 8, narrow_threads / 8);
+    for (int i = static_cast<int>(threadIdx.x) / 8; i < call.rows * width; i += narrow_threads / 8, walk.next()) {
+        const int y = patch.row + walk.row, x = patch.column + walk.column;
         if (y >= call.height.count || x >= call.width.count) continue;
         std::uint32_t r[4];
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                      : "r"(shared + narrow_place(i, eight)));
-        const std::int64_t place = static_cast<std::int64_t>(call.height.first + call.height.spread * y) *
-                                       call.result_width +
-                                   call.width.first + call.width.spread * x;
-        T* const to = static_cast<T*>(call.result) + patch.image * call.stride_result + place * call.channels + channel;
+        const int place = (call.height.first + call.height.spread * y) * call.result_width + call.width.first +
+                          call.width.spread * x;  // a launch counts at most 2^30
+        T* const to = result + static_cast<std::int64_t>(place) * call.channels;
         if (call.vectors) {
             *reinterpret_cast<uint4*>(to) = make_uint4(r[0], r[1], r[2], r[3]);
         } else {
@@ -58,11 +59,11 @@ __host__ __device__ __forceinline__ int narrow_filter_bytes(int elements, int of
 __device__ __forceinline__ void narrow_load_filters(std::uint32_t target, const NarrowCall& call, int first_channel) {
     const auto* const weight = static_cast<const std::uint16_t*>(call.weight);
     const int pitch = narrow_filter_bytes(call.elements, call.of_group), pieces = call.elements * call.of_group / 8;
-    for (int i = static_cast<int>(threadIdx.x); i < narrow_channels * pieces; i += narrow_threads) {
-        const int filter = i / pieces, piece = i - filter * pieces;
-        const bool exists = first_channel + filter < call.channels;
-        const std::int64_t place = exists ? (first_channel + filter) * call.stride_weight + 8 * piece : 0;
-        copy_async(target + filter * pitch + 16 * piece, weight + place, exists);
+    NarrowWalk walk(pieces, static_cast<int>(threadIdx.x), narrow_threads);
+    for (; walk.row < narrow_channels; walk.next()) {
+        const bool exists = first_channel + walk.row < call.channels;
+        const std::int64_t place = exists ? (first_channel + walk.row) * call.stride_weight + 8 * walk.column : 0;
+        copy_async(target + walk.row * pitch + 16 * walk.column, weight + place, exists);
     }
 }
 
@@ -94,52 +95,43 @@ __global__ __launch_bounds__(narrow_threads, 2) void narrow_images_mma(const __g
     constexpr int runs = narrow_runs / (narrow_threads / 256);  // of a warp
     const int warp = static_cast<int>(threadIdx.x) / 32 % 8, lane = static_cast<int>(threadIdx.x) % 32;
     const int first_run = static_cast<int>(threadIdx.x) / 256 * runs, last_run = call.rows * call.segments - first_run;
-    const int matrix = lane / 8, eights = call.of_group / 8, items = call.height.taps * call.width.taps * eights;
-    const int channel = warp * 8 + lane / 4, first_eight = warp / eights * eights;
+    const int matrix = lane / 8, eights = narrow_eights(call.of_group);
+    const int items = call.height.taps * call.width.taps * eights;
     const int pitch = narrow_filter_bytes(call.elements, call.of_group);
-    // A run's positions of this lane's matrix row.
+    const auto weight_of = [&](int to, int from, int element) {
+        return narrow_filter<Row>(call, to, from) * pitch + 2 * narrow_place_in_filter<Row>(call, to, from, element);
+    };
+    auto* const table = reinterpret_cast<NarrowItem*>(memory + filters - shared + narrow_channels * pitch);
+    narrow_items(table, call, [&](int element, int eight) { return weight_of(0, 8 * eight, element); });
+    // A run's positions of this lane's matrix row; of the first item, the weights of this lane's matrix column.
     const int position = first_run * call.run_step + (lane % 8 + 8 * (matrix % 2)) * call.width.step;
+    const int first_eight = warp / eights * eights;
+    const std::uint32_t weights = filters + weight_of(warp * 8 + lane / 4, lane % 4 * 2, 0);
+    const auto weights_at = [&](int offset) {
+        if constexpr (Row::direction == Direction::forward) return narrow_read(weights + offset);
+        return narrow_read_half(weights + offset) | narrow_read_half(weights + offset + pitch) << 16;
+    };
     float sums[runs][4] = {};
     copy_wait<0>();
     __syncthreads();
-    for (int item = 0; item < items; item += 2) {
-        // Matrices 0 and 1 are of the first item, 2 and 3 of the second.
-        const auto split = [&](int index, int& row, int& column, int& eight) {
-            const int tap = index / eights;
-            eight = index - tap * eights;
-            row = tap / call.width.taps;
-            column = tap - row * call.width.taps;
-        };
-        int row, column, eight;
-        std::uint32_t b[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            b[i] = 0;
-            if (item + i >= items) continue;
-            split(item + i, row, column, eight);
-            const int element = narrow_element(call, row, column), from = 8 * eight + lane % 4 * 2;
-            const auto at = [&](int from) {
-                return filters + narrow_filter<Row>(call, channel, from) * pitch +
-                       2 * narrow_place_in_filter<Row>(call, channel, from, element);
-            };
-            if constexpr (Row::direction == Direction::forward)
-                b[i] = narrow_read(at(from));
-            else
-                b[i] = narrow_read_half(at(from)) | narrow_read_half(at(from + 1)) << 16;
-        }
-        // An odd item has no second one: its factor must be zero whatever the images are.
-        const bool absent = item + 1 >= items;
-        split(item + (matrix >= 2 && !absent ? 1 : 0), row, column, eight);
-        const std::uint32_t first = shared + narrow_place(position + narrow_tap(call, row, column), first_eight + eight);
+    // Matrices 0 and 1 are of the first item, 2 and 3 of the second. Where there is none, its factors are zeros, whatever
+    // the images are.
+    const auto multiply = [&](const NarrowItem& one, const NarrowItem& two, auto both) {
+        const std::uint32_t b0 = weights_at(one.weight), b1 = both ? weights_at(two.weight) : 0;
+        const NarrowItem& mine = matrix < 2 ? one : two;
+        const std::uint32_t first = shared + narrow_place(position + mine.position(), first_eight + mine.eight());
 #pragma unroll
         for (int run = 0; run < runs; ++run) {
             if (run >= last_run) break;
             std::uint32_t a[4];
             load_matrices(first + run * call.run_step * 128, a);
-            if (absent) a[2] = a[3] = 0;
-            mma_16x8x16<T>(sums[run], a, b[0], b[1]);
+            if constexpr (!both) a[2] = a[3] = 0;
+            mma_16x8x16<T>(sums[run], a, b0, b1);
         }
-    }
+    };
+    int item = 0;
+    for (; item + 1 < items; item += 2) multiply(table[item], table[item + 1], std::true_type{});
+    if (item < items) multiply(table[item], table[item], std::false_type{});
     __syncthreads();
 #pragma unroll
     for (int run = 0; run < runs; ++run) {
@@ -186,11 +178,10 @@ __global__ __launch_bounds__(narrow_threads, width == 1 ? 2 : 1) void narrow_ima
     const auto position = [&](int k) { return static_cast<int>(threadIdx.x) / 8 + k * (narrow_threads / 8); };
     int first[count];
     float sums[count][8] = {};
+    NarrowWalk walk(across, position(0), narrow_threads / 8);
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-        const int i = min(position(k), call.rows * across - 1), down = i / across;
-        first[k] = down * call.height.step * call.pitch + (i - down * across) * call.width.step;
-    }
+    for (int k = 0; k < count; ++k, walk.next())
+        first[k] = min(walk.row, call.rows - 1) * call.height.step * call.pitch + walk.column * call.width.step;
     int tap = 0;
     for (int row = 0; row < call.height.taps; ++row)
         for (int column = 0; column < call.width.taps; ++column, ++tap) {

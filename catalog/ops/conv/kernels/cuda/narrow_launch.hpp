@@ -79,13 +79,18 @@ class NarrowLaunch {
         call.pitch = (call.loaded_width + 7) / 8 * 8;
         call.run_step = rows > 1 ? call.height.step * call.pitch : narrow_run * call.width.step;
         const int taps = std::max(call.height.taps * call.width.taps, 1);
-        std::int64_t bytes = std::int64_t{call.loaded_height} * call.pitch * 128;
-        if (weighs)
-            bytes += rows * segments * narrow_run * 128 + std::int64_t{narrow_pairs(taps, call.of_group)} * 512 * 8;
-        else if (call.of_group >= 8)
-            bytes += narrow_channels * narrow_filter_bytes(call.elements, call.of_group);
-        else
-            bytes += std::int64_t{4} * taps * call.of_group * narrow_channels;
+        const std::int64_t table = std::int64_t{taps} * narrow_eights(call.of_group) * static_cast<int>(sizeof(NarrowItem));
+        std::int64_t patch = std::int64_t{call.loaded_height} * call.pitch * 128, other = table;
+        if (weighs) {
+            patch += rows * segments * narrow_run * 128;
+            other += std::int64_t{narrow_pairs(taps, call.of_group)} * 512 * 8;
+        } else if (call.of_group >= 8) {
+            other += narrow_channels * narrow_filter_bytes(call.elements, call.of_group);
+        } else {
+            other = std::int64_t{4} * taps * call.of_group * narrow_channels;
+        }
+        call.stages = weighs && 2 * patch + other <= narrow_bytes ? 2 : 1;
+        const std::int64_t bytes = call.stages * patch + other;
         return bytes <= narrow_bytes ? static_cast<int>(bytes) : 0;
     }
 
@@ -147,16 +152,15 @@ class NarrowLaunch {
     }
 
     catalog_status add_gradients(NarrowCall& call, int bytes, std::int64_t patches, int device) const {
-        constexpr int shared_of_processor = 227 * 1024;
-        const int at_once = std::clamp(shared_of_processor / (bytes + 1024), 1, 8) * processors;
-        call.parts = static_cast<int>(std::clamp<std::int64_t>(at_once / call.blocks, 1, patches));
+        // One block a processor: its registers are all in use.
+        call.parts = static_cast<int>(std::clamp<std::int64_t>(processors / call.blocks, 1, patches));
         const std::int64_t sums = std::int64_t{call.blocks} * 256 * narrow_pairs(static_cast<int>(of.taps()), call.of_group);
         const Scratch room(sums * call.parts * static_cast<std::int64_t>(sizeof(float4)), device, stream);
         if (!room.data) return launched(), CATALOG_NO_MEMORY;
         call.sums = static_cast<float*>(room.data);
         const catalog_status status = start(narrow_gradients<Row>, call, bytes, std::int64_t{call.parts} * call.blocks);
         if (status != CATALOG_OK) return status;
-        narrow_add_parts<Row><<<static_cast<unsigned>(parts(sums, narrow_threads)), narrow_threads, 0, stream>>>(call);
+        narrow_add_parts<Row><<<static_cast<unsigned>(sums / 32), narrow_threads, 0, stream>>>(call);
         return launched();
     }
 

@@ -23,6 +23,9 @@ SHORTER = {
 }
 NEEDS = dict.fromkeys(("train_gpt", "train_resnet", "gemm_pytorch", "conv_pytorch"), "torch")
 NEEDS |= {"continuous_batching": "transformers", "diffusion_pipeline": "diffusers"}
+NO_GPU = re.compile(r"^.*No CUDA runtime is found, using CUDA_HOME=.*\n", re.MULTILINE)
+"""A warning of PyTorch's compiler on a machine with nvcc and without a GPU."""
+
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 
 
@@ -42,7 +45,7 @@ def test_example_runs(script, catalog_file, tmp_path):
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
     assert done.returncode == 0, done.stderr
-    assert not done.stderr, "an example that works has nothing to complain about"
+    assert not NO_GPU.sub("", done.stderr), "an example that works has nothing to complain about"
     assert done.stdout.strip()
     assert not list(tmp_path.iterdir())
 

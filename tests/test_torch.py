@@ -6,6 +6,8 @@ Head dims are below 32 and never 32: all run on the kernels that are padded to i
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 from conftest import missing
@@ -24,6 +26,17 @@ from torch.nn.attention import bias as biases
 from torch_cases import TOLERANCE, attention64, close, normal
 
 from catalog.torch import flash_attn_func, flash_attn_varlen_func, scaled_dot_product_attention
+
+
+def test_attention_imports_no_dynamo():
+    """It takes longer than the rest of PyTorch."""
+    code = (
+        "import sys, torch, catalog.torch as ours; q = torch.randn(1, 2, 8, 24, requires_grad=True)\n"
+        "ours.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def agree(tensors, options, dtype=torch.float32):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from catalog.errors import ArgumentError, TensorError
 from catalog.ops.attention.fields import MaskWord
@@ -86,10 +85,13 @@ def scaled_dot_product_attention(
 
 def _mask_of(attn_mask: torch.Tensor | None, is_causal: bool) -> tuple[MaskWord, torch.Tensor | None]:
     """The mask that kernels know, and the elementwise one beside it."""
-    if isinstance(attn_mask, CausalBias):
-        if is_causal:
-            raise ArgumentError("is_causal cannot be combined with a CausalBias", hint="Omit one of them.")
-        return ("top_left" if attn_mask.variant is CausalVariant.UPPER_LEFT else "bottom_right"), None
+    if attn_mask is not None and type(attn_mask) is not torch.Tensor:
+        from torch.nn.attention.bias import CausalBias, CausalVariant  # imports Dynamo, which takes more than a second
+
+        if isinstance(attn_mask, CausalBias):
+            if is_causal:
+                raise ArgumentError("is_causal cannot be combined with a CausalBias", hint="Omit one of them.")
+            return ("top_left" if attn_mask.variant is CausalVariant.UPPER_LEFT else "bottom_right"), None
     return ("top_left" if is_causal else "no"), attn_mask
 
 

@@ -122,7 +122,9 @@ def given(option: float) -> bool:
 def refusal(traits: Traits) -> str | None:
     """Why no kernel answers calls with these traits; None if kernels do. While a graph is traced it counts the call."""
     if torch.compiler.is_compiling():
-        reason: str | None = _while_tracing(*traits)
+        from catalog.torch.tracing import constant  # imports Dynamo
+
+        reason: str | None = constant(_counted_refusal, *traits)
         return reason
     return _refusal(traits)
 
@@ -145,8 +147,7 @@ def _refusal(traits: Traits) -> str | None:
     return None
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-def _while_tracing(*traits: Any) -> str | None:
+def _counted_refusal(*traits: Any) -> str | None:
     reason = _refusal(Traits(*traits))
     if reason is None:
         counts.answered()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from time import process_time
 from typing import Any
 
@@ -13,6 +16,7 @@ from conv_problems import rows
 
 from catalog.errors import BuildError, SelectionError
 from catalog.ops import operation
+from catalog.ops.conv import kernels, reach
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.problem import ConvProblem
 from catalog.ops.conv.traits import Dtype
@@ -77,6 +81,16 @@ def test_what_a_launch_cannot_count_is_refused(catalog: Catalog, fields: dict[st
     problem = ConvProblem(dtype="bf16", **{"filter": (1,) * len(fields["size"])} | fields)
     with pytest.raises(SelectionError, match=rule):
         catalog.select(problem, arch="sm_90")
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "value"),
+    [("narrow_call", "narrow_bytes", reach._SHARED), ("conv_shape", "block_channels", reach._BLOCK)],
+)
+def test_rules_count_with_the_numbers_of_the_kernels(header: str, name: str, value: int) -> None:
+    text = Path(*kernels.__path__, "cuda", f"{header}.hpp").read_text(encoding="utf-8")
+    (factors,) = re.findall(rf"constexpr int {name} = ([\d *]+);", text)
+    assert math.prod(map(int, factors.split("*"))) == value
 
 
 def test_tiles_are_large_where_small_ones_are_too_many(catalog: Catalog) -> None:

@@ -150,6 +150,7 @@ def test_populate_and_parity_without_options_and_of_simplified_masks(tmp_path: P
     ]
 
 
+@pytest.mark.slow
 def test_parity_and_its_exit_codes(populated: Callable[..., Path], tmp_path: Path) -> None:
     db = shutil.copy(populated("gfx950"), tmp_path / "catalog.db")
     done = catalog("parity", "--receipt", "0", db=db)

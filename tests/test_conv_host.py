@@ -121,6 +121,7 @@ def test_gradients_are_those_of_the_output(catalog: Catalog, monkeypatch: pytest
         np.testing.assert_array_equal(other.run(given["bwd_data"]).outputs["input"], scattered)
 
 
+@pytest.mark.slow
 def test_threads_share_one_axis(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bands of one image with one axis, whose products do not depend on them."""
 

@@ -113,6 +113,7 @@ for thread in threads: thread.join()
     parent(script, copied(host_file, tmp_path))
 
 
+@pytest.mark.slow
 def test_workers_of_multiprocessing_run_kernels(host_file: Path, tmp_path: Path) -> None:
     script = """
 with multiprocessing.get_context("fork").Pool(2) as pool:

@@ -318,6 +318,7 @@ def test_a_checkouts_own_builder_is_compared(checkout: Path, tmp_path: Path) -> 
     assert not list(checkout.rglob("__pycache__"))
 
 
+@pytest.mark.slow
 def test_what_a_checkouts_builder_lists_becomes_rows(checkout: Path, tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
     (listed,) = checkout.rglob("bf16.txt")

@@ -304,6 +304,7 @@ def test_of_several_stages_only_the_one_at_fault_is_replaced(catalog: Catalog, f
     assert status == "built"
 
 
+@pytest.mark.slow
 def test_when_no_kernel_is_left_the_error_says_what_happened_and_how_to_go_on(
     catalog: Catalog, flaw: Callable[..., None]
 ) -> None:
@@ -448,6 +449,7 @@ def assert_limited(problem: Problem, small: Problem, limits: Limits) -> None:
     assert (small.ratio > 1, small.mode) == (problem.ratio > 1, problem.mode)
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_and_releases(catalog: Catalog, flaw: Callable[..., None], tmp_path: Path) -> None:
     best, second = best_two(catalog)
     flaw([best], version="command line")

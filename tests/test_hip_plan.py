@@ -238,7 +238,7 @@ LACKING = [
 ]
 
 
-@pytest.mark.parametrize(("lacking", "reason"), slow_but([LACKING[0], LACKING[-1]], LACKING), indirect=["lacking"])
+@pytest.mark.parametrize(("lacking", "reason"), slow_but(LACKING[:1], LACKING), indirect=["lacking"])
 @pytest.mark.usefixtures("lacking")
 def test_a_machine_without_such_a_gpu_says_what_it_lacks(catalog, reason):
     with pytest.raises(DeviceError, match=f"gfx1100 kernels cannot run on this machine: .*{reason}") as raised:
@@ -307,6 +307,7 @@ def pointing_to(exposed):
     return {"data": exposed.__cuda_array_interface__["data"]}
 
 
+@pytest.mark.slow
 def test_benchmarks_and_the_comparison_with_the_reference_run_on_a_gpu(catalog):
     report = bench_problem(catalog, DENSE, BenchOptions("gfx942", candidates=2, rule=StopRule(least=2)))
     assert len(report.benchmarks) == 2

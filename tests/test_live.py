@@ -208,6 +208,7 @@ def test_a_generator_that_cannot_even_say_its_options_is_reported_with_its_last_
     assert error.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_hanging_generator_is_killed_with_what_it_started(tmp_path: Path) -> None:
     body = (
         f"child = subprocess.Popen(['sleep', '600'])\nPath({str(tmp_path)!r}, str(child.pid)).touch()\ntime.sleep(600)"

@@ -57,6 +57,7 @@ def executed(name):
     return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
+@pytest.mark.slow
 def test_no_import_comes_back_to_its_module():
     """Imports inside functions count: one that must be put off to avoid a cycle is in the wrong place."""
     modules = module_paths()
@@ -104,6 +105,7 @@ def wheel(sdist, tmp_path_factory):
     return built("wheel", sdist, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.slow
 def test_the_sdist_has_what_builds_and_explains_the_package(sdist):
     assert {path.name for path in sdist.iterdir()} == {
         *("catalog", "data", "docs", "examples", "benchmarks", "tests", "pyproject.toml", "PKG-INFO"),

@@ -246,6 +246,7 @@ def session(db: Path) -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=400, deadline=None)
 @given(text=st.text(st.characters(), max_size=30) | SQL)
 def test_any_text_gives_rows_or_a_query_error(db: Path, session: Session, text: str) -> None:

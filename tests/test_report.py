@@ -98,6 +98,7 @@ def page(filled: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(filled, tmp_path_factory.mktemp("page") / "new" / "folder")
 
 
+@pytest.mark.slow
 def test_a_roofline_has_the_fastest_kernel_of_each_problem(filled: Catalog, report: Report) -> None:
     gpu = next(roof for roof in report.rooflines if roof.device.name == GPU.name)
     assert {point.problem for point in gpu.points} == {name_of(asked) for asked in ON_GPU}

@@ -191,6 +191,7 @@ def test_populations_live_side_by_side_and_keep_what_hangs_on_their_rows(copied:
     assert not connection.execute("PRAGMA foreign_key_check").fetchall()
 
 
+@pytest.mark.slow
 def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(copied: Catalog, specs: Path) -> None:
     path = specs / "arch_specs" / "2026-05" / "gfx950.json"
     tiles = json.loads(path.read_text())["enumerations"]["bwd"]["tiles"]

@@ -234,6 +234,7 @@ def test_any_one_kernel_that_upstream_would_not_dispatch_is_not_a_candidate(gfx9
         assert kernel.signature.hdim_q >= 128
 
 
+@pytest.mark.slow
 def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
     catalog = Catalog(tmp_path / "new.db")
     assert catalog.select(problem(), arch="gfx942", mask_impl="simplified").kernels[0].variant == "simplified"

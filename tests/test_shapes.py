@@ -115,6 +115,7 @@ def test_every_smoke_problem_has_kernels_on_this_machine_of_few_signatures() -> 
     assert len(signatures) <= SIGNATURES
 
 
+@pytest.mark.slow
 def test_every_smoke_problem_has_kernels_on_gfx950(gfx950: Catalog) -> None:
     for shape in included("smoke"):
         assert gfx950.select(shape.problem, arch="gfx950").kernels

@@ -76,7 +76,7 @@ def cover(catalog: Catalog) -> list[Kernel]:
         kernels.append(rows(catalog, same, ARCH)[0])
         if len(kernels) % 4 == 0:
             kernels.append(next(combined))
-    return kernels
+    return list({kernel.id: kernel for kernel in kernels}.values())
 
 
 @pytest.mark.parametrize("number", range(PARTS))

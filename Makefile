@@ -32,7 +32,7 @@ test-ck: $(VENV)/.installed-$(FOR_TESTS)$(comma)gfx950
 	@$(BIN)/python -m pytest -rs -s tests/ck_rows.py $(ARGS)
 
 # Rows of sm_90, run on a Hopper GPU against the reference and PyTorch, and under compute-sanitizer. The reference runs in
-# a dozen processes: with a thread for each core in each of them, it takes three times as long.
+# a dozen processes, whose threads would compete for the cores.
 test-cuda: $(VENV)/.installed-$(FOR_TESTS)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 12 tests/cuda_kernels.py tests/cuda_gemm.py tests/cuda_conv.py tests/cuda_torch.py tests/cuda_streams.py tests/cuda_guard.py tests/cuda_sanitizer.py $(ARGS)
 

@@ -67,7 +67,8 @@ class StopRule:
     """When to stop timing.
 
     Attributes:
-        precision: half the width of the median's confidence interval, as a share of the median.
+        precision: half the width of the median's confidence interval, as a share of the median; a sound measurement
+            needs at most :data:`~catalog.registry.timings.WIDEST`, whatever this is.
         least: minimum number of launches, in at least :data:`SOUND_BLOCKS` blocks.
         most: maximum number of launches.
         seconds: time limit of a plan's blocks after the first ``least`` launches; :data:`PATIENCE` times as long if too
@@ -293,7 +294,7 @@ class Rounds:
         )
 
     def precise(self, name: str) -> bool:
-        """Whether a plan's median is as precise as the rule requires, and as a sound measurement's is."""
+        """Whether a plan's median is as precise as the rule and a sound measurement require."""
         ordered = self.blocks(name)
         if len(ordered) < self.fewest:
             return False

@@ -67,7 +67,11 @@ def flash_attn_func(
     o, lse = forward(q, k, v, None, slopes, None, None, None, state, options)
     if not return_attn_probs:
         return o
-    return o, lse, s_dmask(q, k, lse, slopes, None, state, options)
+    if state is None:
+        return o, lse, None
+    from catalog.torch.weights import signed_weights  # imports Dynamo, which takes more than a second
+
+    return o, lse, signed_weights(q, k, lse, slopes, None, state, options)
 
 
 def flash_attn_varlen_func(
@@ -130,25 +134,11 @@ def flash_attn_varlen_func(
     if not return_attn_probs:
         return o
     starts = cu_seqlens_q, cu_seqlens_k
-    return o, lse, s_dmask(q, k, lse, slopes, starts, state, options)
-
-
-def s_dmask(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lse: torch.Tensor,
-    slopes: torch.Tensor | None,
-    starts: tuple[torch.Tensor, torch.Tensor] | None,
-    state: torch.Tensor | None,
-    options: Options,
-) -> torch.Tensor | None:
-    """:func:`catalog.torch.weights.signed_weights`; None without dropout."""
     if state is None:
-        return None
+        return o, lse, None
     from catalog.torch.weights import signed_weights  # imports Dynamo, which takes more than a second
 
-    weights: torch.Tensor = signed_weights(q, k, lse, slopes, starts, state, options)
-    return weights
+    return o, lse, signed_weights(q, k, lse, slopes, starts, state, options)
 
 
 def slopes_of(alibi_slopes: torch.Tensor | None) -> torch.Tensor | None:

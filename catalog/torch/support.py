@@ -122,7 +122,7 @@ def given(option: float) -> bool:
 def refusal(traits: Traits) -> str | None:
     """Why no kernel answers calls with these traits; None if kernels do. While a graph is traced it counts the call."""
     if torch.compiler.is_compiling():
-        from catalog.torch.tracing import constant  # imports Dynamo
+        from catalog.torch.graph_constants import constant  # imports Dynamo
 
         reason: str | None = constant(_counted_refusal, *traits)
         return reason

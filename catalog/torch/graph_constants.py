@@ -1,4 +1,4 @@
-"""What PyTorch's compiler must know about functions. Importing this imports Dynamo, which takes more than a second."""
+"""Results that are constants of traced graphs. Importing this imports Dynamo, which takes more than a second."""
 
 from __future__ import annotations
 

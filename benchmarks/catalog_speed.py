@@ -1,17 +1,20 @@
-"""Speed of the catalog itself: populate, query, parity, select. No kernel is compiled.
+"""Speed of the catalog itself: populate, query, parity, select, merge. No kernel is compiled.
 
-python benchmarks/catalog_speed.py [--runs N] [--timings N]
+python benchmarks/catalog_speed.py [--runs N] [--timings N] [--files N]
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -63,7 +66,7 @@ def add_timings(catalog: Catalog, count: int) -> int:
             ids = [found.kernel.id for found in catalog.candidates(kind, arch="gfx950", limit=20, static=True)]
             catalog.connection.executemany(
                 "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, "
-                "created) VALUES (?1, ?1, 'gfx950', '', '', 'built', '', 1, '')",
+                "created) VALUES (?1, ?1, 'gfx950', '', '', 'built', '', 1, '2026-01-01T00:00:00+00:00')",
                 [(id_,) for id_ in ids],
             )
             for number in range(wanted):
@@ -73,11 +76,26 @@ def add_timings(catalog: Catalog, count: int) -> int:
     return wanted * len(kinds)
 
 
+def machines(folder: Path, files: int) -> list[Path]:
+    """Catalogs of that many machines, each with 10,000 timings of the same 800 problems."""
+    first = Catalog(folder / "0.db")
+    first.populate("gfx950")
+    add_timings(first, 16_000)  # kernels of a problem that several candidates share count once
+    first.close()
+    paths = [folder / f"{number}.db" for number in range(files)]
+    for path in paths[1:]:
+        shutil.copyfile(paths[0], path)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE device SET name = ?", (f"machine {path.stem}",))
+    return paths
+
+
 def main() -> None:
     """Print one line per figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--timings", type=int, default=0, help="number of made-up timings in the catalog")
+    parser.add_argument("--files", type=int, default=0, help="number of catalogs to merge, 10,000 timings each")
     options = parser.parse_args()
     runs = options.runs
     with tempfile.TemporaryDirectory() as folder:
@@ -94,6 +112,11 @@ def main() -> None:
         }
         for what, value in figures.items():
             print(f"{value * 1e3:10.1f} ms  {what}")
+
+        if options.files:
+            paths = machines(Path(folder), options.files)
+            merge = command(Path(folder) / "merged.db", "merge", *map(str, paths))
+            print(f"{seconds(merge, 1) * 1e3:10.1f} ms  catalog merge of {len(paths)} files")
 
         asked = problems()
         if options.timings:

@@ -138,8 +138,9 @@ def kept(weights, dropout):
         {"causal": True, "softmax_scale": 0.5},
         {"window_size": (3, 2), "softcap": 0.5},
         {"alibi_slopes": torch.rand(4)},
+        {"alibi_slopes": 10 * torch.rand(4), "causal": True},
     ],
-    ids=["plain", "mask", "window", "slopes"],
+    ids=["plain", "mask", "window", "slopes", "slopes and mask"],
 )
 def test_weights_show_what_dropout_drops(options):
     q, k, v = normal(2, 13, 4, 8), normal(2, 9, 2, 8, seed=1), normal(2, 9, 2, 8, seed=2)

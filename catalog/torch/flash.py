@@ -71,7 +71,7 @@ def flash_attn_func(
         return o, lse, None
     from catalog.torch.weights import signed_weights  # imports Dynamo, which takes more than a second
 
-    return o, lse, signed_weights(q, k, lse, slopes, None, state, options)
+    return o, lse, signed_weights(q, k, slopes, None, state, options)
 
 
 def flash_attn_varlen_func(
@@ -138,7 +138,7 @@ def flash_attn_varlen_func(
         return o, lse, None
     from catalog.torch.weights import signed_weights  # imports Dynamo, which takes more than a second
 
-    return o, lse, signed_weights(q, k, lse, slopes, starts, state, options)
+    return o, lse, signed_weights(q, k, slopes, starts, state, options)
 
 
 def slopes_of(alibi_slopes: torch.Tensor | None) -> torch.Tensor | None:

@@ -10,8 +10,8 @@ import torch
 from catalog.ops.attention.reference.dropout import dropout_factors, random_bytes
 from catalog.torch.calls import Options
 
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Those of a sequence: Q, (queries, heads, head dim), K, (keys, heads of K, head dim), and LSE, (heads, queries)."""
+Tensors = tuple[torch.Tensor, torch.Tensor]
+"""Those of a sequence: Q, (queries, heads, head dim), and K, (keys, heads of K, head dim)."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -19,7 +19,6 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def signed_weights(
     q: torch.Tensor,
     k: torch.Tensor,
-    lse: torch.Tensor,
     slopes: torch.Tensor | None,
     starts: tuple[torch.Tensor, torch.Tensor] | None,
     rng_state: torch.Tensor,
@@ -27,13 +26,12 @@ def signed_weights(
 ) -> torch.Tensor:
     """The softmax weights before dropout, negative where dropout drops them.
 
-    They are computed again from Q, K and LSE, in float32, and the random numbers by NumPy: this serves tests and
+    They are computed again from Q and K, in float32, and the random numbers by NumPy: this serves tests and
     debugging, not training.
 
     Args:
         q: (batch, queries, heads, head dim), or (all queries, heads, head dim) of packed sequences.
         k: likewise; its heads divide those of q.
-        lse: float32, (batch, heads, queries), or (heads, all queries).
         slopes: (1 or batch, heads).
         starts: the starts of packed sequences in q and k, int32, (batch + 1,) each; None: not packed.
         rng_state: seed and offset of the call's dropout.
@@ -44,11 +42,10 @@ def signed_weights(
         sequences, the last axes are as long as the longest sequence, and padded with zeros.
     """
     if starts is None:
-        sequences: list[Tensors] = list(zip(q, k, lse, strict=True))
+        sequences: list[Tensors] = list(zip(q, k, strict=True))
     else:
         lengths_q, lengths_k = (of.diff().tolist() for of in starts)
-        parts = q.split(lengths_q), k.split(lengths_k), lse.split(lengths_q, dim=1)
-        sequences = list(zip(*parts, strict=True))
+        sequences = list(zip(q.split(lengths_q), k.split(lengths_k), strict=True))
     heads = q.shape[-2]
     longest = [max((tensors[axis].shape[0] for tensors in sequences), default=0) for axis in (0, 1)]
     weights = q.new_zeros(len(sequences), heads, *longest)
@@ -65,8 +62,7 @@ def signed_weights(
 
 def _weights(tensors: Tensors, slopes: torch.Tensor | None, options: Options) -> torch.Tensor:
     """The weights of one sequence, float32, (heads, queries, keys)."""
-    q, k, lse = tensors
-    q, k = (tensor.float().transpose(0, 1) for tensor in (q, k))
+    q, k = (tensor.float().transpose(0, 1) for tensor in tensors)
     scale = 1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
     scores = scale * (q @ k.repeat_interleave(q.shape[0] // k.shape[0], dim=0).mT)
     if options.soft_cap:
@@ -76,10 +72,11 @@ def _weights(tensors: Tensors, slopes: torch.Tensor | None, options: Options) ->
     distance = query_positions[:, None] + keys - queries - key_positions
     if slopes is not None:
         scores = scores - slopes[:, None, None] * distance.abs()
-    hidden = lse.isneginf()[..., None].expand_as(scores)
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
     if options.mask != "no":
         if options.left >= 0:
             hidden = hidden | (distance > options.left)
         if options.right >= 0:
             hidden = hidden | (-distance > options.right)
-    return (scores - lse[..., None]).exp().masked_fill(hidden, 0)
+    # Not from LSE, which under slopes and a causal mask is that of other scores. A row that sees no key is all zeros.
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0)

@@ -172,7 +172,7 @@ def test_packed_queries_over_a_paged_cache():
                 cache[table[i, token // 8], token % 8] = x[STARTS_K[i] + token]
     starts = (STARTS_Q, STARTS_K, 11, 20)
     with pytest.raises(UsageError, match="paged cache has no gradient"):
-        flash_attn_varlen_func(q.clone().requires_grad_(), *pages, *starts, block_table=table)
+        flash_attn_varlen_func(q.clone().requires_grad_(), *pages, *starts, block_table=table).sum().backward()
     o = flash_attn_varlen_func(q, *pages, *starts, causal=True, block_table=table)
     close(o, flash_attn_varlen_func(q, k, v, *starts, causal=True))
     table[2, 1] = 10

@@ -34,6 +34,18 @@ PLAIN = Options("bhsd", "no", -1, 0, None, 0.0, 0.0, False)
 CAUSAL = Options("bhsd", "top_left", -1, 0, None, 0.0, 0.0, False)
 
 
+def test_head_dims_are_padded_where_kernels_need_it(monkeypatch):
+    """As on an NVIDIA GPU."""
+    leaves = [normal(1, 2, 5, hdim, seed=hdim).requires_grad_() for hdim in (13, 13, 6)]
+    results = []
+    for nvidia in (False, True):
+        monkeypatch.setattr(ops, "on_nvidia", lambda _, nvidia=nvidia: nvidia)
+        o = scaled_dot_product_attention(*leaves, is_causal=True)
+        results.append([o, *torch.autograd.grad(o.sum(), leaves)])
+    for padded, plain in zip(*results, strict=True):
+        close(padded, plain.double())
+
+
 def test_operators_keep_pytorchs_rules():
     q, k, v = (normal(2, 2, 5, 8, seed=seed) for seed in range(3))
     bias, nothing = normal(2, 2, 5, 5), [None] * 4

@@ -32,6 +32,8 @@ _TILE = 64
 """Queries that a kernel processes at a time, about."""
 _ROWS_OF_DECODING = 16
 """The rows of a tile of GPU kernels for decoding."""
+HDIM_STEP = 8
+"""Head dims of kernels for NVIDIA GPUs are multiples of it; others are padded, as flash-attn pads them."""
 LONG = 1024
 """Keys of which parts are worth a thread of a CPU each: two parts of 512."""
 _VECTOR_BYTES = 16

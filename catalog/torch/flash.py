@@ -122,7 +122,8 @@ def flash_attn_varlen_func(
 
     Raises:
         TensorError: as there, or the starts are not ascending, or do not end with the last token.
-        UsageError: a gradient is wanted together with ``block_table``, or with ``softcap`` and ``dropout_p``.
+        UsageError: a gradient is wanted together with ``softcap`` and ``dropout_p``; or, by backward, together with
+            ``block_table``.
         ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as there.
     """
     if block_table is not None and dropout_p:

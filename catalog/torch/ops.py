@@ -13,15 +13,18 @@ dense.
 
 from __future__ import annotations
 
+import math
 from operator import sub
 from typing import Any
 
 import torch
 from torch import library
+from torch.nn.functional import pad
 
 from catalog.errors import TensorError, UsageError
 from catalog.torch import watchers
 from catalog.torch.calls import (
+    HDIM_STEP,
     LONG,
     Case,
     Options,
@@ -29,6 +32,7 @@ from catalog.torch.calls import (
     answer,
     call,
     call_elsewhere,
+    on_nvidia,
     plain_problem,
     sizes_of,
     splits_keys,
@@ -74,6 +78,12 @@ def forward(
             :func:`~catalog.torch.calls.problem_of` and :func:`~catalog.torch.calls.call`.
         UsageError: a gradient is required, but no backward kernel supports the call.
     """
+    hdim_q, hdim_v = q.shape[-1], v.shape[-1]
+    if (hdim_q % HDIM_STEP or hdim_v % HDIM_STEP) and block_table is None and on_nvidia(q):
+        q, k, v = (pad(tensor, (0, -tensor.shape[-1] % HDIM_STEP)) for tensor in (q, k, v))
+        options = options._replace(scale=1 / math.sqrt(hdim_q) if options.scale is None else options.scale)
+        o, lse = forward(q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, None, rng_state, options)
+        return o[..., :hdim_v], lse
     tensors = (q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, block_table, rng_state)
     result: tuple[torch.Tensor, torch.Tensor]
     if not watchers.unwatched(tensors):
@@ -288,13 +298,9 @@ class _Attention(torch.autograd.Function):
                 "the catalog's backward has no dropout together with a soft cap of the scores",
                 hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention, a score_mod.",
             )
-        if inputs[_TABLE] is not None:
-            raise UsageError(
-                "attention over a paged cache has no gradient", hint="Use torch.no_grad(), or packed K and V."
-            )
         o, lse = _run_fwd(*inputs) if keys is None else below(torch.ops.catalog.fwd.default, keys, inputs)
         ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
-        ctx.options = options
+        ctx.options, ctx.paged = options, inputs[_TABLE] is not None
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -303,6 +309,8 @@ class _Attention(torch.autograd.Function):
         rest = [None] * (_TENSORS - _BIAS - 1 + len(ctx.options))
         if grad_o is None and grad_lse is None:
             return None, None, None, None, None, *rest
+        if ctx.paged:
+            raise UsageError("attention over a paged cache has no gradient", hint="Use packed K and V.")
         q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
         if grad_o is None:
             grad_o = torch.zeros_like(o)

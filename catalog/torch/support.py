@@ -16,7 +16,7 @@ from catalog.errors import CatalogError
 from catalog.ops.attention.fields import MaskWord
 from catalog.runtime.catalog import Catalog
 from catalog.settings import settings
-from catalog.torch.calls import Case, Layout, Options, Shape, arch_of, problem_of
+from catalog.torch.calls import HDIM_STEP, Case, Layout, Options, Shape, arch_of, problem_of
 
 _LENGTH = 128
 """Queries and keys of the problems that stand for those of any length."""
@@ -59,7 +59,8 @@ class Traits(NamedTuple):
             deterministic=False,
         )
         heads_q, heads_k = self.heads
-        hdim_q, hdim_v = self.hdims
+        step = HDIM_STEP if self.device.type == "cuda" and torch.version.hip is None else 1
+        hdim_q, hdim_v = (hdim + -hdim % step for hdim in self.hdims)
         axes: Mapping[Layout, Callable[[int, int], Shape]] = {
             "packed": lambda heads, hdim: (_LENGTH, heads, hdim),
             "bshd": lambda heads, hdim: (1, _LENGTH, heads, hdim),

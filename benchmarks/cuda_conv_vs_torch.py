@@ -27,6 +27,7 @@ CONVOLUTIONS: Sequence[tuple[int, ...]] = (
     (8, 320, 320, 64, 3, 1, 1, 1),
     (2, 1280, 1280, 16, 3, 1, 1, 1),
     (32, 256, 256, 28, 3, 1, 1, 32),
+    (32, 128, 128, 56, 3, 1, 1, 32),
     (32, 256, 256, 28, 3, 1, 1, 256),
 )
 """Images, channels of input and output, height and width, extent of the filter, stride, padding, groups."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import pytest
 from conv_problems import problem_of_row, rows
 from cuda_gpu import ARCH, build, need_gpu, wrong
@@ -33,8 +34,12 @@ NARROW: tuple[dict[str, Any], ...] = (
     {"n": 3, "c": 256, "k": 256, "g": 32, "pad": 1},
     {"n": 2, "c": 200, "k": 200, "g": 200, "pad": 1, "stride": 2},
     {"n": 2, "c": 96, "k": 96, "g": 3, "pad": 2, "dilation": 2},
+    {"n": 2, "c": 100, "k": 100, "g": 25, "pad": 1},
+    {"n": 2, "c": 72, "k": 72, "g": 36, "filter": 5, "pad": 2},
+    {"n": 2, "c": 144, "k": 144, "g": 144, "filter": 5, "pad": 2, "stride": 2},
+    {"n": 2, "c": 80, "k": 80, "g": 80, "filter": 7, "pad": 3},
 )
-"""Several patches of several blocks of 64 channels."""
+"""Several patches of several blocks of 64 channels; filters that have kernels of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +66,10 @@ def larger(kernel: Kernel) -> Iterator[ConvProblem]:
     ndim = signature.ndim
     for sizes in NARROW if kernel.algorithm.pipeline == "sm90_narrow" else LARGER:
         fields = {
-            name: (value,) * ndim if name in ("pad", "stride", "dilation") else value for name, value in sizes.items()
+            name: (value,) * ndim if name in ("filter", "pad", "stride", "dilation") else value
+            for name, value in ({"filter": 3} | sizes).items()
         }
-        yield ConvProblem(
-            direction=signature.direction.value,
-            dtype=signature.dtype.value,
-            size=SIZES[ndim],
-            filter=(3,) * ndim,
-            **fields,
-        )
+        yield ConvProblem(direction=signature.direction.value, dtype=signature.dtype.value, size=SIZES[ndim], **fields)
 
 
 @pytest.mark.parametrize("number", range(PARTS))
@@ -84,3 +84,29 @@ def test_random_problems_of_every_tile_and_direction(catalog: Catalog, number: i
             checks = wrong(catalog.plan(problem, kernel), make_inputs(problem, 1))
             failed += [(problem.key, kernel.name, check) for check in checks]
     assert not failed, failed[:5]
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("direction", ["forward", "bwd_data", "bwd_weight"])
+def test_what_is_not_finite_stays_in_its_group(catalog: Catalog, direction: str, width: int) -> None:
+    """Matrix instructions multiply channels of other groups by zero, which is not a number for infinity."""
+    axes = {"size": (13, 21), "filter": (3, 3), "pad": (1, 1)}
+    problem = ConvProblem(direction=direction, dtype="bf16", n=2, c=64, k=64, g=64 // width, **axes)
+    (kernel,) = rows(
+        catalog, f"pipeline = 'sm90_narrow' AND ndim = 2 AND dtype = 'bf16' AND direction = '{direction}'", ARCH
+    )
+    inputs, channel = make_inputs(problem, 1), 3
+    for name in set(inputs) - {"weight"}:
+        inputs[name][1, 5, 7, channel] = np.inf
+    [made] = problem.made
+    result = catalog.plan(problem, kernel).run(**inputs).outputs[made].astype(np.float32)
+    others = np.arange(64) // width != channel // width
+    if direction == "bwd_weight":
+        assert np.isfinite(result[others]).all()
+    else:
+        met = np.zeros((13, 21), bool)
+        met[4:7, 6:9] = True
+        assert np.isfinite(result[0]).all()
+        assert np.isfinite(result[1][~met]).all()
+        assert np.isfinite(result[1][..., others]).all()
+        assert not np.isfinite(result[1][met][:, ~others]).any()

@@ -85,7 +85,11 @@ def test_what_a_launch_cannot_count_is_refused(catalog: Catalog, fields: dict[st
 
 @pytest.mark.parametrize(
     ("header", "name", "value"),
-    [("narrow_call", "narrow_bytes", reach._SHARED), ("conv_shape", "block_channels", reach._BLOCK)],
+    [
+        ("narrow_call", "narrow_bytes", reach._SHARED),
+        ("narrow_patches_launch", "narrow_box", reach._BOX),
+        ("conv_shape", "block_channels", reach._BLOCK),
+    ],
 )
 def test_rules_count_with_the_numbers_of_the_kernels(header: str, name: str, value: int) -> None:
     text = Path(*kernels.__path__, "cuda", f"{header}.hpp").read_text(encoding="utf-8")

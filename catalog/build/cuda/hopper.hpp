@@ -237,9 +237,24 @@ __device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32
                  : "memory");
 }
 
+// Two matrices, of which lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&r)[2]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(address)
+                 : "memory");
+}
+
 __device__ __forceinline__ void load_matrices_transposed(std::uint32_t address, std::uint32_t (&r)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t address, std::uint32_t (&r)[2]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
                  : "r"(address)
                  : "memory");
 }

@@ -26,6 +26,20 @@ __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const std::uint32_t (
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c (16 x 8) += a (16 x 8) * b (8 x 8).
+template <class T>
+__device__ __forceinline__ void mma_16x8x8(float (&c)[4], const std::uint32_t (&a)[2], std::uint32_t b) {
+    if constexpr (std::is_same_v<T, bf16>)
+        asm(
+            "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(b));
+    else
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
 // Copies the first `bytes` of 16, and writes zeros for the others, which are not read. The L2 fetches the whole line of
 // 128 bytes.
 __device__ __forceinline__ void copy_async_first(std::uint32_t target, const void* source, int bytes) {

@@ -23,8 +23,11 @@ _STEP = 8
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 """Channels of a group that pipeline sm90_narrow computes."""
 
-_SHARED = 200 * 1024
+_SHARED = 224 * 1024
 """Bytes of shared memory of a block of sm90_narrow: ``narrow_bytes`` in narrow_call.hpp."""
+
+_BOX = 256
+"""Most positions along an axis of a box that TMA loads: ``narrow_box`` in narrow_patches_launch.hpp."""
 
 _BLOCK = 64
 """Channels of a step of sm90_wgmma: ``block_channels`` in conv_shape.hpp."""
@@ -56,8 +59,8 @@ def reachable(problem: ConvProblem) -> bool:
 
 
 def narrow(problem: ConvProblem) -> bool:
-    """Whether groups are narrow, and shared memory holds what a run of 16 positions meets: ``fit()`` of
-    narrow_launch.hpp.
+    """Whether groups are narrow, and shared memory holds what a run of 16 positions meets: ``choose_patch()`` of
+    narrow_patches_launch.hpp.
     """
     width = problem.channels_in
     if problem.ndim > 2 or problem.g == 1 or problem.c != problem.k or width not in _WIDTHS or problem.taps > 1024:
@@ -67,11 +70,12 @@ def narrow(problem: ConvProblem) -> bool:
         max(((place == problem.ndim - 1) * 15 * of.step + (of.taps - 1) * of.apart + 1 for of in axis), default=16)
         for place, axis in enumerate(of_axes)
     ]
-    loaded = math.prod(met[:-1]) * -(-met[-1] // 8) * 8 * 128
+    boxes = -(-met[-1] // _BOX)
+    loaded = math.prod(met[:-1]) * boxes * -(-met[-1] // (8 * boxes)) * 8 * 128
+    if problem.direction != "bwd_weight":
+        return loaded <= _SHARED
     items = problem.taps * max(1, width // 8)
-    sums = -(-items // 2) * 512 * 8
-    more = 16 * 128 + sums + 8 * items if problem.direction == "bwd_weight" else 4 * problem.taps * width * 64
-    return loaded + more <= _SHARED
+    return loaded + 16 * 128 + -(-items // 2) * 512 * 8 + 4 * items <= _SHARED
 
 
 def gathered_taps(problem: ConvProblem) -> int:

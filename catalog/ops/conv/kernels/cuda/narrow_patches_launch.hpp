@@ -1,0 +1,241 @@
+// The launches of pipeline sm90_narrow: which kernel, how large the patches of its blocks are, and how TMA reads them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "conv_copy.hpp"
+#include "cuda/tensor_map.hpp"
+#include "narrow_gradients.hpp"
+#include "narrow_images.hpp"
+
+namespace catalog::cuda {
+
+inline constexpr int narrow_box = 256;  // most positions along an axis of a box
+
+// At most 2^30 blocks.
+template <class Kernel>
+inline catalog_status start_narrow(Kernel kernel, const NarrowCall& call, int threads, int bytes, std::int64_t blocks,
+                                   cudaStream_t stream) {
+    if (blocks > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, narrow_bytes) != cudaSuccess)
+        return launched(), CATALOG_DEVICE_ERROR;
+    kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(call);
+    return launched();
+}
+
+// How much of the images a number of positions meets.
+inline int narrow_met(const NarrowAxis& axis, int positions) {
+    return (positions - 1) * axis.step + std::max(axis.taps - 1, 0) * std::abs(axis.apart) + 1;
+}
+
+// At most `most` of `count`, in as many parts as these need.
+inline int narrow_even(int count, int most) { return static_cast<int>(parts(count, parts(count, most))); }
+
+// Sets the sizes of a patch.
+inline void set_patch(NarrowCall& call, int rows, int segments) {
+    call.rows = rows;
+    call.segments = segments;
+    call.loaded_height = narrow_met(call.height, rows);
+    const int width = narrow_met(call.width, segments * narrow_run), boxes = static_cast<int>(parts(width, narrow_box));
+    call.box_width = static_cast<int>(parts(parts(width, boxes), 8) * 8);
+    call.box_height = boxes == 1 && call.loaded_height <= narrow_box ? call.loaded_height : 1;
+    call.pitch = boxes * call.box_width;
+    call.run_step = rows > 1 ? call.height.step * call.pitch : narrow_run * call.width.step;
+    call.patches_down = static_cast<int>(parts(call.height.count, rows));
+    call.patches_across = static_cast<int>(parts(call.width.count, segments * narrow_run));
+}
+
+// Sets those of the largest patch, of at most `runs` runs, for which bytes_of() is at most `most`. Returns the bytes, or 0.
+template <class Bytes>
+inline int choose_patch(NarrowCall& call, int runs, int most, Bytes bytes_of) {
+    const bool flat = call.height.count == 1;
+    for (; runs > 0; runs /= 2) {
+        set_patch(call, flat ? 1 : narrow_even(call.height.count, runs), flat ? runs : 1);
+        if (const std::int64_t bytes = bytes_of(); bytes <= most) return static_cast<int>(bytes);
+    }
+    return 0;
+}
+
+// Whether the filter of a launch is of a shape.
+template <class Shape>
+inline bool is_shape(const NarrowTensors& call) {
+    const auto fits = [](const NarrowAxis& axis, int taps) {
+        return axis.taps == taps && (taps == 1 || std::abs(axis.apart) == 1) && axis.step == Shape::step;
+    };
+    return fits(call.height, Shape::down) && fits(call.width, Shape::across);
+}
+
+// A map of images, or of some of their positions: `stride` elements from image to image, `row` and `column` from position
+// to position.
+template <class T>
+inline bool map_positions(CUtensorMap& map, const T* data, int channels, std::int64_t column, int width, std::int64_t row,
+                          int height, std::int64_t stride, int images, int box_width, int box_height) {
+    const auto extent = [](int number) { return static_cast<std::uint64_t>(number); };
+    const auto bytes = [](std::int64_t number) { return static_cast<std::uint64_t>(number) * sizeof(T); };
+    return make_tensor_map<T, 4>(map, data, {extent(channels), extent(width), extent(height), extent(images)},
+                                 {bytes(column), bytes(row), images > 1 ? bytes(stride) : bytes(8)},
+                                 {narrow_channels, static_cast<std::uint32_t>(box_width),
+                                  static_cast<std::uint32_t>(box_height), 1});
+}
+
+template <class T>
+inline bool map_images(NarrowCall& call) {
+    const std::int64_t channels = call.image_channels;
+    return map_positions<T>(call.images_map, static_cast<const T*>(call.images), call.image_channels, channels,
+                            call.width.extent, channels * call.width.extent, call.height.extent, call.stride_images,
+                            call.images_count, call.box_width, call.box_height);
+}
+
+// Forward and backward data.
+template <class Row>
+class ImagesLaunch {
+    using T = typename Row::dtype;
+
+   public:
+    ImagesLaunch(const NarrowTensors& tensors, cudaStream_t stream) : call{tensors}, stream(stream) {}
+
+    catalog_status run() {
+        call.blocks = static_cast<int>(parts(call.channels, narrow_channels));
+        if (call.height.count > 1) {
+            if (start<NarrowShape<1, 1, 1>>()) return status;
+            if (start<NarrowShape<3, 3, 1>>()) return status;
+            if (start<NarrowShape<5, 5, 1>>()) return status;
+            if (start<NarrowShape<7, 7, 1>>()) return status;
+            if constexpr (Row::direction == Direction::forward) {
+                if (start<NarrowShape<3, 3, 2>>()) return status;
+                if (start<NarrowShape<5, 5, 2>>()) return status;
+            } else {
+                // The parts of 3 x 3 or 5 x 5, of a stride of 2.
+                if (start<NarrowShape<1, 2, 1>>()) return status;
+                if (start<NarrowShape<2, 1, 1>>()) return status;
+                if (start<NarrowShape<2, 2, 1>>()) return status;
+                if (start<NarrowShape<2, 3, 1>>()) return status;
+                if (start<NarrowShape<3, 2, 1>>()) return status;
+            }
+        }
+        return start_patches<AnyNarrowShape>() ? status : CATALOG_BAD_ARGUMENT;
+    }
+
+   private:
+    // Whether the kernel of a shape takes the call.
+    template <class Shape>
+    bool start() {
+        return is_shape<Shape>(call) && start_patches<Shape>();
+    }
+
+    // Whether a patch fits into shared memory.
+    template <class Shape>
+    bool start_patches() {
+        status = CATALOG_BAD_ARGUMENT;
+        const auto bytes_of = [&] {
+            return std::int64_t{std::max(call.loaded_height, Shape::rows)} * call.pitch * 128;
+        };
+        const int bytes = choose_patch(call, narrow_images_runs, narrow_bytes, bytes_of);
+        if (bytes == 0) return false;
+        if (!map_images<T>(call)) return true;
+        map_result();
+        const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
+        const auto kernel = call.of_group > 8 || Shape::down == 0 ? narrow_images<Row, Shape, true>
+                                                                  : narrow_images<Row, Shape, Shape::down == 0>;
+        status = start_narrow(kernel, call, narrow_images_threads, bytes, patches * call.blocks, stream);
+        return true;
+    }
+
+    // Results that TMA cannot write are written without.
+    void map_result() {
+        const NarrowAxis &down = call.height, &across = call.width;
+        const std::int64_t pixel = call.channels, row = pixel * call.result_width;
+        const T* const first = static_cast<const T*>(call.result) + down.first * row + across.first * pixel;
+        call.tma_stores = map_positions<T>(call.result_map, first, call.channels, across.spread * pixel, across.count,
+                                        down.spread * row, down.count, call.stride_result, call.images_count,
+                                        call.segments * narrow_run, call.rows);
+    }
+
+    NarrowCall call;
+    const cudaStream_t stream;
+    catalog_status status = CATALOG_OK;
+};
+
+// Backward weight.
+template <class Row>
+class GradientsLaunch {
+    using T = typename Row::dtype;
+
+   public:
+    GradientsLaunch(const NarrowTensors& tensors, int processors, int device, cudaStream_t stream)
+        : call{tensors}, processors(processors), device(device), stream(stream) {}
+
+    catalog_status run() {
+        call.blocks = static_cast<int>(parts(call.channels, narrow_channels));
+        if (call.of_group <= 8 && call.height.count > 1) {
+            if (start<NarrowShape<3, 3, 1>>()) return status;
+            if (start<NarrowShape<3, 3, 2>>()) return status;
+            if (start<NarrowShape<5, 5, 1>>()) return status;
+            if (start<NarrowShape<5, 5, 2>>()) return status;
+            if (start<NarrowShape<7, 7, 1>>()) return status;
+        }
+        return start_any();
+    }
+
+   private:
+    // Whether the kernel of a shape takes the call.
+    template <class Shape>
+    bool start() {
+        if (!is_shape<Shape>(call)) return false;
+        call.item_columns = 2 * Shape::steps;
+        constexpr int blocks = narrow_gradients_blocks<Shape>;
+        const int bytes = choose(Shape::runs, Shape::rows, 0, narrow_bytes / blocks);
+        if (bytes == 0) return false;
+        status = start(narrow_gradients<Row, Shape>, narrow_gradients_threads, bytes, blocks);
+        return true;
+    }
+
+    catalog_status start_any() {
+        call.item_columns = call.width.taps;
+        const int items = call.height.taps * call.width.taps * narrow_eights(call.of_group);
+        const std::int64_t sums = std::int64_t{narrow_pairs(call)} * 512 * 8 + items * std::int64_t{sizeof(NarrowItem)};
+        const int bytes = choose(narrow_gradients_any_runs, 0, sums, narrow_bytes);
+        // One block a processor: its registers are all in use.
+        return bytes == 0 ? CATALOG_BAD_ARGUMENT : start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1);
+    }
+
+    // Chooses the patch, with at least `least_rows` rows of images, and the stages. Returns their bytes with `more`, or 0.
+    int choose(int runs, int least_rows, std::int64_t more, int most) {
+        const auto bytes_of = [&] {
+            const std::int64_t images = std::int64_t{std::max(call.loaded_height, least_rows)} * call.pitch * 128;
+            const std::int64_t stage = images + call.rows * call.segments * narrow_run * 128;
+            call.stages = narrow_stages * stage + more <= most ? narrow_stages : 1;
+            call.images_bytes = static_cast<int>(images);
+            call.stage_bytes = static_cast<int>(stage);
+            return call.stages * stage + more;
+        };
+        return choose_patch(call, runs, most, bytes_of);
+    }
+
+    template <class Kernel>
+    catalog_status start(Kernel kernel, int threads, int bytes, int blocks) {
+        if (!map_images<T>(call) || !map_gradient()) return CATALOG_BAD_ARGUMENT;
+        const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
+        if (patches > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
+        call.parts = static_cast<int>(std::clamp<std::int64_t>(blocks * processors / call.blocks, 1, patches));
+        return with_parts<NarrowSums<Row>>(call, device, stream, [&] {
+            return start_narrow(kernel, call, threads, bytes, std::int64_t{call.parts} * call.blocks, stream);
+        });
+    }
+
+    bool map_gradient() {
+        const std::int64_t channels = call.gradient_channels;
+        return map_positions<T>(call.gradient_map, static_cast<const T*>(call.gradient), call.gradient_channels, channels,
+                                call.width.count, channels * call.width.count, call.height.count, call.stride_gradient,
+                                call.images_count, call.segments * narrow_run, call.rows);
+    }
+
+    NarrowCall call;
+    const int processors, device;
+    const cudaStream_t stream;
+    catalog_status status = CATALOG_OK;
+};
+
+}  // namespace catalog::cuda

@@ -23,6 +23,7 @@ from catalog.ops.conv.traits import Dtype
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.arguments import template
+from catalog.settings import data_dir
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,16 @@ def test_rules_count_with_the_numbers_of_the_kernels(header: str, name: str, val
     text = Path(*kernels.__path__, "cuda", f"{header}.hpp").read_text(encoding="utf-8")
     (factors,) = re.findall(rf"constexpr int {name} = ([\d *]+);", text)
     assert math.prod(map(int, factors.split("*"))) == value
+
+
+def test_parts_of_the_depth_and_static_order_are_of_one_model() -> None:
+    text = Path(*kernels.__path__, "cuda", "conv_call.hpp").read_text(encoding="utf-8")
+    terms = " ".join(re.findall(r"constexpr double (.*?);", text.split("choose_splits")[1], re.S))
+    spec = json.loads((data_dir() / "arch_specs" / "conv" / "native" / "sm_90.json").read_text(encoding="utf-8"))
+    quantities = " ".join(spec["quantities"].values())
+    numbers = set(re.findall(r"\d+\.\d+", terms)) - {"3.4"}  # of a second wave of clusters, which the order leaves out
+    assert len(numbers) > 10
+    assert numbers <= set(re.findall(r"\d+\.\d+", quantities))
 
 
 def test_tiles_are_large_where_small_ones_are_too_many(catalog: Catalog) -> None:

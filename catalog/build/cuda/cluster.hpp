@@ -16,6 +16,19 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The same by whole warps, where others of the blocks are over: it counts threads that are not.
+//
+// Warps that load need not come: if they went on together after what one thread does alone, the compiler would keep the
+// operands of its TMA instructions in registers of threads, not of warps, and the loop that loads would be twice as long.
+__device__ __forceinline__ void cluster_sync_warps() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// That without order among accesses of memory: before a block ends whose shared memory others read.
+__device__ __forceinline__ void cluster_leave() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
 // The same place in the shared memory of the block `rank`.
 __device__ __forceinline__ std::uint32_t shared_address_of(std::uint32_t address, std::uint32_t rank) {
     std::uint32_t there;

@@ -264,6 +264,11 @@ __device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32
     return row * 128 + (column ^ ((row & 7) << 4));
 }
 
+__device__ __forceinline__ void store_shared(std::uint32_t address, const float4& x) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+}
+
 // ---- Arithmetic.
 
 __device__ __forceinline__ float exp2_approximate(float x) {

@@ -65,12 +65,4 @@ __device__ __forceinline__ void copy_wait() {
 // that is computed where it is needed, and occupies no register in the rest of the loop.
 __device__ __forceinline__ int zero_of(int number) { return number >> 31; }
 
-// The kernel that follows in the stream may be launched now, if it waits for this one by itself.
-__device__ __forceinline__ void let_next_kernel_start() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-// Until the kernel before in the stream is over, and all that it has written can be read.
-__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 }  // namespace catalog::cuda

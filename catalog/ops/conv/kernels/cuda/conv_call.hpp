@@ -27,22 +27,26 @@ struct ConvPhase {
 
 inline constexpr int most_phases = 8;  // of a launch
 
+// Numbers that warps need to begin lie together in front: each line of parameters is fetched from memory when a block
+// first reads it.
 template <int axes>
 struct ConvCall {
+    int phase_count, tiles_n, tiles, splits;
+    int groups, rows, columns;        // of a group; rows of bwd_weight only
+    int channels, blocks;             // from group to group of the images, and pieces of 64 of these channels
+    int gradient_channels;            // the same of `gradient`
+    int filter[axes];
+    bool in_cluster;                  // the parts of a tile are the blocks of a cluster
+    bool plain;                       // TMA can store the result
+    bool vectors, pairs;              // elements of the result can be written eight, or two at a time
+    int extents[axes];                // of the result's images
+    void* result;
+    float* sums;                      // of the parts of the depth, where these are no blocks of a cluster
+    std::int64_t stride_result;       // between images, or the filters of output channels
     ConvPhase<axes> phases[most_phases];
     CUtensorMap weight;    // (channel, element, filter, group)
     CUtensorMap gradient;  // bwd_weight: of the output
     CUtensorMap out;
-    void* result;
-    float* sums;  // of the parts of the depth, if there are several
-    std::int64_t stride_result;  // between images, or the filters of output channels
-    int extents[axes], filter[axes];  // of the result's images; of the filter
-    int groups, rows, columns;        // of a group; rows of bwd_weight only
-    int channels, blocks;             // from group to group of the images, and pieces of 64 of these channels
-    int gradient_channels;            // the same of `gradient`
-    int phase_count, tiles_n, tiles, splits;
-    bool plain;  // TMA can store the result
-    bool vectors, pairs;  // elements of the result can be written eight, or two at a time
 };
 
 // Images, or the filters of output channels, as the kernel reads them: `channels` of each group, `volume` positions.
@@ -96,17 +100,36 @@ inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, c
     return !meets || (fits && describe_images<T, axes>(phase.images, images, phase.lower, phase.step, phase.count, box));
 }
 
-// The parts of the depth for which the time is least, in microseconds of an H200: each wave of tiles does its steps; sums
-// of parts are written and read once, by another kernel.
+inline constexpr int most_cluster_blocks = 8;  // that every GPU can run
+
+// How many clusters run at a time: one lies within a part of the GPU, whose processors it rarely divides. As of an H100.
+inline std::int64_t clusters_at_a_time(std::int64_t blocks, int processors) {
+    constexpr std::int64_t of_132[most_cluster_blocks + 1] = {0, 132, 66, 39, 30, 22, 17, 15, 15};
+    return std::max<std::int64_t>(1, of_132[blocks] * processors / 132);
+}
+
+// The parts of the depth for which the time is least, in microseconds: each wave of tiles does its steps. Few tiles of long
+// depth may wait for the L2 cache. The blocks of a cluster add the sums of their parts; those of more parts are written
+// and read once, by another kernel.
 template <class Row>
 inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors) {
     constexpr double area = Row::tile_m * Row::tile_n, loaded = Row::tile_m + Row::tile_n;
+    constexpr double groups = ConvShape<Row>::groups;
     constexpr double step = 0.0226 + std::max(0.0000182 * area, 0.00107 * loaded);
-    constexpr double fixed = 0.84 + 0.0000398 * area / ConvShape<Row>::groups, launch = 8.7, of_sum = 0.000001;
+    constexpr double fixed = 0.84 + 0.0000398 * area / groups, launch = 8.7, of_sum = 0.000001;
+    constexpr double shared = 1.24 + 0.0000944 * area / groups, of_part = 1.0, next_cluster = 3.4;
+    constexpr double of_block = 0.000015 * loaded;  // of a step, by the L2 cache
     const auto time = [&](std::int64_t splits) {
-        const double waves = static_cast<double>(parts(tiles * splits, processors));
-        const double sums = splits > 1 ? launch + static_cast<double>(tiles * splits) * area * of_sum : 0;
-        return waves * (fixed + static_cast<double>(parts(steps, splits)) * step) + sums;
+        const std::int64_t blocks = tiles * splits;
+        const double loads = blocks <= processors && splits <= most_cluster_blocks ? of_block * static_cast<double>(blocks) : 0;
+        const double part = fixed + static_cast<double>(parts(steps, splits)) * std::max(step, loads);
+        if (splits > 1 && splits <= most_cluster_blocks) {
+            const double waves = static_cast<double>(parts(tiles, clusters_at_a_time(splits, processors)));
+            const double adding = shared + of_part * static_cast<double>(splits);
+            return waves * (part + adding) + (waves - 1) * next_cluster;
+        }
+        const double waves = static_cast<double>(parts(blocks, processors));
+        return waves * part + (splits > 1 ? launch + static_cast<double>(blocks) * area * of_sum : 0);
     };
     constexpr std::int64_t most = 64;
     std::int64_t best = 1;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv_call.hpp"
+#include "cuda/kernel_launch.hpp"
 #include "cuda/scratch.hpp"
 
 namespace catalog::cuda {
@@ -19,6 +20,7 @@ inline constexpr int channel_copy_threads = 256;
 template <class T>
 __global__ __launch_bounds__(channel_copy_threads) void copy_channels(const __grid_constant__ ChannelCopy copy) {
     static_assert(sizeof(T) == 2);
+    follow_last_kernel();
     const auto* const from = static_cast<const std::uint16_t*>(copy.from);
     const int in_group = copy.padded / 8;
     for (std::int64_t piece = std::int64_t{blockIdx.x} * channel_copy_threads + threadIdx.x; piece < copy.pieces;
@@ -63,17 +65,26 @@ class ReadableTensors {
         return sum;
     }
 
-    // Queues the copies into `memory`.
-    void run(void* memory, cudaStream_t stream) {
+    // Queues the copies into `memory`. `start` says when the first one may start, then when the kernel after them may.
+    catalog_status run(void* memory, cudaStream_t stream, Start& start) {
         auto* to = static_cast<char*>(memory);
         for (int i = 0; i < count; ++i) {
             copies[i].to = to;
             tensors[i]->data = to;
             to += bytes_of(i);
             const std::int64_t blocks = std::min<std::int64_t>(parts(copies[i].pieces, channel_copy_threads), 4096);
-            if (blocks > 0)
-                copy_channels<T><<<static_cast<unsigned>(blocks), channel_copy_threads, 0, stream>>>(copies[i]);
+            if (blocks == 0) continue;
+            KernelLaunch launch(static_cast<unsigned>(blocks), channel_copy_threads, 0, stream, start);
+            if (const catalog_status status = launch.run(copy_channels<T>, copies[i]); status != CATALOG_OK)
+                return status;
+            start = Start::early;
         }
+        return CATALOG_OK;
+    }
+
+    catalog_status run(void* memory, cudaStream_t stream) {
+        Start start = Start::in_order;
+        return run(memory, stream, start);
     }
 
    private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "abi/export.hpp"
@@ -22,8 +23,9 @@ class ConvLaunch {
 
    public:
     // Images may have more channels than the filters: what is in them meets zeros, or is not stored.
-    ConvLaunch(const catalog_args& args, cudaStream_t stream, std::int64_t image_channels)
-        : args(args), of(args), stream(stream), image_channels(image_channels) {}
+    // `start`: of the first kernel.
+    ConvLaunch(const catalog_args& args, cudaStream_t stream, std::int64_t image_channels, Start start)
+        : args(args), of(args), stream(stream), image_channels(image_channels), start(start) {}
 
     catalog_status run() {
         if (args.n == 0) return without_images<Row>(args, of, stream);
@@ -51,13 +53,13 @@ class ConvLaunch {
         if constexpr (!weighs) readable.add(w, 1, 8, forward_blocks);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
-        readable.run(copies.data, stream);
+        if (const catalog_status status = readable.run(copies.data, stream, start); status != CATALOG_OK) return status;
         for (std::size_t first = 0; first < windows.size(); first += most_phases) {
             Call call{};
             if (!describe(call, x, w, y, first)) return CATALOG_BAD_ARGUMENT;
             if (const catalog_status status = run(call, device); status != CATALOG_OK) return status;
         }
-        return launched();
+        return CATALOG_OK;
     }
 
    private:
@@ -162,26 +164,32 @@ class ConvLaunch {
         return true;
     }
 
-    catalog_status run(Call& call, int device) const {
+    // Up to as many parts of the depth as a cluster has blocks are blocks of one, which add their sums; more of them leave
+    // their sums in memory to another kernel.
+    catalog_status run(Call& call, int device) {
         std::int64_t steps = 0;
         for (int i = 0; i < call.phase_count; ++i) steps = std::max<std::int64_t>(steps, call.phases[i].steps);
         call.splits = choose_splits<Row>(call.tiles, steps, processors);
-        const std::int64_t bytes =
-            call.splits > 1 ? call.splits * call.tiles * ConvSums<Row>::floats * static_cast<std::int64_t>(sizeof(float)) : 0;
+        const int blocks = call.tiles * call.splits;
+        const bool in_memory = call.splits > most_cluster_blocks;
+        call.in_cluster = call.splits > 1 && !in_memory;
+        const std::int64_t bytes = in_memory ? blocks * ConvSums<Row>::floats * static_cast<std::int64_t>(sizeof(float)) : 0;
         const Scratch sums(bytes, device, stream);
         if (bytes > 0 && !sums.data) return launched(), CATALOG_NO_MEMORY;
         call.sums = static_cast<float*>(sums.data);
-        const int grid = std::min(call.tiles * call.splits, processors);
-        conv_wgmma<Row><<<grid, Shape::threads, dynamic_bytes, stream>>>(call);
-        if (call.splits > 1)
-            conv_add_parts<Row><<<dim3(call.tiles, ConvSums<Row>::chunks), ConvSums<Row>::threads, 0, stream>>>(call);
-        return launched();
+        const int grid = call.in_cluster ? blocks : std::min(blocks, processors);
+        KernelLaunch launch(grid, Shape::threads, dynamic_bytes, stream, std::exchange(start, Start::early));
+        const catalog_status status = launch.in_clusters(call.in_cluster ? call.splits : 1).run(conv_wgmma<Row>, call);
+        if (status != CATALOG_OK || !in_memory) return status;
+        return KernelLaunch(dim3(call.tiles, ConvSums<Row>::chunks), ConvSums<Row>::threads, 0, stream, Start::early)
+            .run(conv_add_parts<Row>, call);
     }
 
     const catalog_args& args;
     const conv::Geometry of;
     const cudaStream_t stream;
     const std::int64_t image_channels;
+    Start start;  // of the next kernel
     int processors = 0;
     std::vector<conv::Window> windows;
 };
@@ -192,10 +200,10 @@ inline std::int32_t launch_conv_wgmma(const catalog_args* args, cudaStream_t str
     if constexpr (Row::direction != Direction::bwd_data) {
         if (FewChannels<Row>::applies(*args)) {
             FewChannels<Row> few(*args, stream);
-            return few.status == CATALOG_OK ? ConvLaunch<Row>(few.args, stream, block_channels).run() : few.status;
+            return few.status == CATALOG_OK ? ConvLaunch<Row>(few.args, stream, block_channels, Start::early).run() : few.status;
         }
     }
-    return ConvLaunch<Row>(*args, stream, args->c).run();
+    return ConvLaunch<Row>(*args, stream, args->c, Start::in_order).run();
 }
 
 }  // namespace catalog::cuda

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "conv_call.hpp"
+#include "cuda/cluster.hpp"
 #include "cuda/gemm_pieces.hpp"
+#include "cuda/kernel_launch.hpp"
 
 namespace catalog::cuda {
 
@@ -24,6 +26,35 @@ __device__ __forceinline__ ConvTile find_tile(const ConvCall<Row::ndim>& call, i
             static_cast<int>(static_cast<std::int64_t>(of.steps) * part / call.splits),
             static_cast<int>(static_cast<std::int64_t>(of.steps) * (part + 1) / call.splits)};
 }
+
+// Parts of tiles that a block computes: one of a cluster's, or those of all tiles, part after part.
+template <class Row>
+class ConvItems {
+    using Call = ConvCall<Row::ndim>;
+
+   public:
+    int index;
+
+    __device__ __forceinline__ explicit ConvItems(const Call& call) : index(first(call)), call(call) {}
+
+    __device__ __forceinline__ bool exist() const { return index < call.tiles * call.splits; }
+    __device__ __forceinline__ void next() { index += static_cast<int>(gridDim.x); }
+
+    __device__ __forceinline__ ConvTile tile() const {
+        const int part = index / call.tiles;
+        return find_tile<Row>(call, index - part * call.tiles, part);
+    }
+
+   private:
+    static __device__ __forceinline__ int first(const Call& call) {
+        const int block = static_cast<int>(blockIdx.x);
+        if (!call.in_cluster) return block;
+        const int tile = block / call.splits;
+        return (block - tile * call.splits) * call.tiles + tile;
+    }
+
+    const Call& call;
+};
 
 // A position of a phase, the width first.
 template <int axes>
@@ -157,7 +188,45 @@ struct ConvSums {
     static __device__ __forceinline__ float4* place(float* sums, std::int64_t tile, int chunk, int thread) {
         return reinterpret_cast<float4*>(sums) + (tile * chunks + chunk) * threads + thread;
     }
+
+    // The same of one tile in shared memory, in place of the stages.
+    static __device__ __forceinline__ std::uint32_t place(std::uint32_t shared, int chunk, int thread) {
+        return shared + (chunk * threads + thread) * 16;
+    }
+    static_assert(floats * 4 <= Shape::out);
 };
+
+// Where the sums of a thread's chunks go, which are two columns of two rows.
+template <class Row>
+class ConvChunks {
+    using Shape = ConvShape<Row>;
+    using T = typename Row::dtype;
+
+   public:
+    // Of a block of 64 rows of a thread's warpgroup.
+    __device__ __forceinline__ ConvChunks(const ConvResult<Row>& result, int block, int thread)
+        : result(result), column(thread % 4 * 2) {
+        const int row = (thread / 128 * Shape::blocks_p + block) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+        above = result.row(row);
+        below = result.row(row + 8);
+    }
+
+    // Eight columns from 8 * j on.
+    __device__ __forceinline__ void put(int j, const float4& sum) const {
+        const auto columns = result.columns(j / 8 * 64);
+        result.put(above, columns, j % 8 * 8 + column, sum.x, sum.y);
+        result.put(below, columns, j % 8 * 8 + column, sum.z, sum.w);
+    }
+
+   private:
+    const ConvResult<Row>& result;
+    const int column;
+    T *above, *below;
+};
+
+__device__ __forceinline__ void add_to(float4& sum, const float4& x) {
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+}
 
 // Of one warpgroup.
 template <class Row>
@@ -166,13 +235,16 @@ class ConvEpilogue {
     using Call = ConvCall<Row::ndim>;
     using Sums = float[Shape::blocks_p][Shape::tile_q / 2];
     static constexpr bool weighs = Row::direction == Direction::bwd_weight;
+    static constexpr int in_block = Shape::tile_q / 8;  // chunks of a block of 64 rows
 
    public:
     __device__ __forceinline__ ConvEpilogue(const Call& call, std::uint32_t shared, int group)
-        : call(call), group(group), thread(static_cast<int>(threadIdx.x) % 128), pieces(shared, group) {}
+        : call(call), shared(shared), group(group), thread(static_cast<int>(threadIdx.x) % 128), pieces(shared, group) {}
 
     __device__ __forceinline__ void store(const ConvTile& tile, std::int64_t index, const Sums& sums) {
-        if (call.splits > 1)
+        if (call.in_cluster)
+            share(tile, sums);
+        else if (call.splits > 1)
             keep(index, sums);
         else if (call.plain)
             store_plain(tile, sums);
@@ -183,15 +255,45 @@ class ConvEpilogue {
     }
 
    private:
-    __device__ __forceinline__ void keep(std::int64_t index, const Sums& sums) const {
+    // `put(chunk, x)` gets all sums, four at a time.
+    template <class Put>
+    static __device__ __forceinline__ void each_chunk(const Sums& sums, Put&& put) {
 #pragma unroll
         for (int block = 0; block < Shape::blocks_p; ++block)
 #pragma unroll
-            for (int j = 0; j < Shape::tile_q / 8; ++j) {
+            for (int j = 0; j < in_block; ++j) {
                 const float* const x = &sums[block][4 * j];
-                *ConvSums<Row>::place(call.sums, index, block * (Shape::tile_q / 8) + j, group * 128 + thread) =
-                    make_float4(x[0], x[1], x[2], x[3]);
+                put(block * in_block + j, make_float4(x[0], x[1], x[2], x[3]));
             }
+    }
+
+    __device__ __forceinline__ void keep(std::int64_t index, const Sums& sums) const {
+        each_chunk(sums, [&](int chunk, const float4& x) {
+            *ConvSums<Row>::place(call.sums, index, chunk, group * 128 + thread) = x;
+        });
+    }
+
+    // Each block of the cluster adds the parts of some columns, in order.
+    __device__ __forceinline__ void share(const ConvTile& tile, const Sums& sums) const {
+        const int place = group * 128 + thread, rank = static_cast<int>(cluster_rank());
+        named_barrier_sync(8, ConvSums<Row>::threads);  // the stages are no longer read
+        each_chunk(sums, [&](int chunk, const float4& x) {
+            store_shared(ConvSums<Row>::place(shared, chunk, place), x);
+        });
+        cluster_sync_warps();
+        const ConvResult<Row> result(call, tile);
+#pragma unroll 1
+        for (int block = 0; block < Shape::blocks_p; ++block) {
+            const ConvChunks<Row> chunks(result, block, place);
+#pragma unroll 2
+            for (int j = in_block * rank / call.splits; j < in_block * (rank + 1) / call.splits; ++j) {
+                const std::uint32_t address = ConvSums<Row>::place(shared, block * in_block + j, place);
+                float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+                for (int part = 0; part < call.splits; ++part) add_to(sum, load_remote(shared_address_of(address, part)));
+                chunks.put(j, sum);
+            }
+        }
     }
 
     // What GemmPieces rounds.
@@ -249,6 +351,7 @@ class ConvEpilogue {
     }
 
     const Call& call;
+    const std::uint32_t shared;
     const int group, thread;
     GemmPieces<ConvTraits<Row>, typename Row::dtype> pieces;
 };
@@ -257,22 +360,18 @@ class ConvEpilogue {
 template <class Row>
 __global__ __launch_bounds__(ConvSums<Row>::threads) void conv_add_parts(const __grid_constant__ ConvCall<Row::ndim> call) {
     using Shape = ConvShape<Row>;
+    constexpr int in_block = Shape::tile_q / 8;
     const int index = static_cast<int>(blockIdx.x), chunk = static_cast<int>(blockIdx.y);
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-    for (int part = 0; part < call.splits; ++part) {
-        const float4 x = *ConvSums<Row>::place(call.sums, std::int64_t{part} * call.tiles + index, chunk, thread);
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-    }
+    const int thread = static_cast<int>(threadIdx.x);
     const ConvTile tile = find_tile<Row>(call, index, 0);
     const ConvResult<Row> result(call, tile);
-    const int block = chunk / (Shape::tile_q / 8), j = chunk % (Shape::tile_q / 8);
-    const int row = (thread / 128 * Shape::blocks_p + block) * 64 + thread % 128 / 32 * 16 + lane / 4;
-    const auto columns = result.columns(j / 8 * 64);
-    const int column = j % 8 * 8 + lane % 4 * 2;
-    result.put(result.row(row), columns, column, sum.x, sum.y);
-    result.put(result.row(row + 8), columns, column, sum.z, sum.w);
+    const ConvChunks<Row> chunks(result, chunk / in_block, thread);
+    follow_last_kernel();
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int part = 0; part < call.splits; ++part)
+        add_to(sum, *ConvSums<Row>::place(call.sums, std::int64_t{part} * call.tiles + index, chunk, thread));
+    chunks.put(chunk % in_block, sum);
 }
 
 }  // namespace catalog::cuda

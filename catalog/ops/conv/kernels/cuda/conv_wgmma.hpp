@@ -31,11 +31,17 @@ class ConvProducer {
    public:
     __device__ __forceinline__ ConvProducer(const Call& call, std::uint32_t shared) : call(call), shared(shared) {}
 
+    static __device__ __forceinline__ void prefetch(const Call& call) {
+        tma_prefetch_map(&call.phases[0].images);
+        if constexpr (Row::direction == Direction::bwd_weight)
+            tma_prefetch_map(&call.gradient);
+        else
+            tma_prefetch_map(&call.weight);
+    }
+
     __device__ __forceinline__ void run() {
-        for (int index = static_cast<int>(blockIdx.x); index < call.tiles * call.splits;
-             index += static_cast<int>(gridDim.x)) {
-            const int part = index / call.tiles;
-            const ConvTile tile = find_tile<Row>(call, index - part * call.tiles, part);
+        for (ConvItems<Row> items(call); items.exist(); items.next()) {
+            const ConvTile tile = items.tile();
             if constexpr (Row::direction == Direction::bwd_weight)
                 load_gradients(tile);
             else
@@ -148,27 +154,30 @@ __global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
     constexpr RegisterBudget budget = register_budget(Shape::groups, 1, 56);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
-    if (threadIdx.x == 0) Shape::init(shared);
-    __syncthreads();
-
+    // Code that a block has not run yet comes from memory, as its parameters do. So each warp goes to its own code before
+    // it waits for the barriers, and the warp that loads leaves them to another.
+    if (threadIdx.x == 32) Shape::init(shared);
+    follow_last_kernel();
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (threadIdx.x == 0) ConvProducer<Row>::prefetch(call);
+        __syncthreads();
         if (threadIdx.x == 0) ConvProducer<Row>(call, shared).run();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
+        __syncthreads();
         const int group = warpgroup - 1;
         float sums[Shape::blocks_p][Shape::tile_q / 2];
         GemmProduct<ConvTraits<Row>> product(shared, group);
         ConvEpilogue<Row> epilogue(call, shared, group);
-        for (int index = static_cast<int>(blockIdx.x); index < call.tiles * call.splits;
-             index += static_cast<int>(gridDim.x)) {
-            const int part = index / call.tiles;
-            const ConvTile tile = find_tile<Row>(call, index - part * call.tiles, part);
+        for (ConvItems<Row> items(call); items.exist(); items.next()) {
+            const ConvTile tile = items.tile();
             product.multiply(tile.end_step - tile.first_step, sums);
-            epilogue.store(tile, index, sums);
+            epilogue.store(tile, items.index, sums);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+        if (call.in_cluster) cluster_leave();  // others may still use this block's shared memory
     }
 }
 

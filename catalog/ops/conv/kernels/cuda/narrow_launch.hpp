@@ -37,8 +37,7 @@ class NarrowLaunch {
         if (!weighs && width >= 8) readable.add(w, 1, 8);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
-        readable.run(copies.data, stream);
-        catalog_status status = CATALOG_OK;
+        catalog_status status = readable.run(copies.data, stream);
         conv::for_windows<direction>(of, [&](const conv::Window& window) {
             if (status == CATALOG_OK) status = compute(window, x, y, w, device);
         });

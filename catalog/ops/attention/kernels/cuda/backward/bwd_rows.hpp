@@ -4,6 +4,7 @@
 
 #include "bwd_call.hpp"
 #include "cuda/common/eight.hpp"
+#include "cuda/kernel_launch.hpp"
 
 namespace catalog::cuda {
 
@@ -44,13 +45,12 @@ inline catalog_status check_rows(const catalog_args* args) {
 }
 
 template <int lanes, class Kernel>
-inline catalog_status launch_rows(const catalog_args& args, cudaStream_t stream, Kernel kernel) {
+inline catalog_status launch_rows(const catalog_args& args, cudaStream_t stream, Kernel kernel, Start start) {
     constexpr std::int64_t rows = row_threads / lanes * rows_in_flight;
     const std::int64_t blocks = (args.seqlen_q + rows - 1) / rows * args.nhead_q;
     if (blocks > 0x7fffffff) return CATALOG_BAD_ARGUMENT;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(args.batch));
-    kernel<<<grid, row_threads, 0, stream>>>(args);
-    return launched();
+    return KernelLaunch(grid, row_threads, 0, stream, start).run(kernel, args);
 }
 
 }  // namespace catalog::cuda

@@ -10,6 +10,7 @@ namespace catalog::cuda {
 
 template <class Row, int lanes>
 __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant__ catalog_args args) {
+    wait_for_last_kernel();
     using T = typename Row::dtype;
     const ThreadRows<Row, lanes> rows(args);
     if (rows.lane * 8 >= args.hdim_q) return;
@@ -40,9 +41,9 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStr
                        has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
                        has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
     if (!valid) return CATALOG_BAD_ARGUMENT;
-    if (args->hdim_q <= 64) return launch_rows<8>(*args, stream, convert_dq<Row, 8>);
-    if (args->hdim_q <= 128) return launch_rows<16>(*args, stream, convert_dq<Row, 16>);
-    return launch_rows<32>(*args, stream, convert_dq<Row, 32>);
+    if (args->hdim_q <= 64) return launch_rows<8>(*args, stream, convert_dq<Row, 8>, Start::early);
+    if (args->hdim_q <= 128) return launch_rows<16>(*args, stream, convert_dq<Row, 16>, Start::early);
+    return launch_rows<32>(*args, stream, convert_dq<Row, 32>, Start::early);
 }
 
 template <class Row>

@@ -10,6 +10,7 @@ namespace catalog::cuda {
 
 template <class Row, int lanes>
 __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ catalog_args args) {
+    let_next_kernel_start();
     using T = typename Row::otype;
     const ThreadRows<Row, lanes> rows(args);
     Eight<T> grad_o[rows_in_flight], o[rows_in_flight];
@@ -49,9 +50,9 @@ inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStrea
                        has_aligned_rows<T>(*args, args->grad_o, args->nhead_q) &&
                        has_aligned_rows<T>(*args, args->o, args->nhead_q);
     if (!valid) return CATALOG_BAD_ARGUMENT;
-    if (args->hdim_v <= 64) return launch_rows<8>(*args, stream, dot_do_o<Row, 8>);
-    if (args->hdim_v <= 128) return launch_rows<16>(*args, stream, dot_do_o<Row, 16>);
-    return launch_rows<32>(*args, stream, dot_do_o<Row, 32>);
+    if (args->hdim_v <= 64) return launch_rows<8>(*args, stream, dot_do_o<Row, 8>, Start::in_order);
+    if (args->hdim_v <= 128) return launch_rows<16>(*args, stream, dot_do_o<Row, 16>, Start::in_order);
+    return launch_rows<32>(*args, stream, dot_do_o<Row, 32>, Start::in_order);
 }
 
 template <class Row>

@@ -10,6 +10,7 @@
 #include "bwd_consume.hpp"
 #include "bwd_consume_wide.hpp"
 #include "cuda/common/launch.hpp"
+#include "cuda/kernel_launch.hpp"
 
 namespace catalog::cuda {
 
@@ -19,13 +20,12 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
              const Sections sections) {
     using Tile = BackwardTile<Row>;
     extern __shared__ __align__(1024) std::uint8_t memory[];
+    const std::uint32_t base = shared_address(memory);
+    if (threadIdx.x == 0) BackwardBarriers<Row>{base + Tile::barriers_at}.init();
+    follow_last_kernel();
     const BackwardWork<Row> work(args, sections);
     if (work.first_key >= work.sequence.seqlen_k) return;
-    const std::uint32_t base = shared_address(memory);
-    if (threadIdx.x == 0) {
-        BackwardBarriers<Row>{base + Tile::barriers_at}.init();
-        work.store(args, base + Tile::work_at);
-    }
+    if (threadIdx.x == 0) work.store(args, base + Tile::work_at);
     __syncthreads();
     if (threadIdx.x < 128) {
         release_registers<Tile::loader_registers>();
@@ -46,6 +46,27 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
         else
             BackwardConsumer<Row>(args, maps, base).run();
     }
+}
+
+inline constexpr int clear_threads = 512;
+
+// Sets numbers to 0, four at a time; the first one's address is a multiple of 16 bytes.
+template <class Row>
+__global__ void __launch_bounds__(clear_threads) clear_dq(std::uint32_t* numbers, std::int64_t count) {
+    follow_last_kernel();
+    const std::int64_t step = std::int64_t{gridDim.x} * clear_threads;
+    const std::int64_t first = std::int64_t{blockIdx.x} * clear_threads + threadIdx.x;
+    for (std::int64_t i = first; i < count / 4; i += step) reinterpret_cast<uint4*>(numbers)[i] = uint4{};
+    for (std::int64_t i = count / 4 * 4 + first; i < count; i += step) numbers[i] = 0;
+}
+
+// A kernel and not a memset, so that it and the kernels beside it start early.
+template <class Row>
+inline catalog_status launch_clear_dq(void* dq, std::int64_t bytes, cudaStream_t stream) {
+    constexpr std::int64_t most_blocks = 1024;
+    const std::int64_t blocks = std::clamp<std::int64_t>(divide_up(bytes / 16, clear_threads), 1, most_blocks);
+    return KernelLaunch(static_cast<unsigned>(blocks), clear_threads, 0, stream, Start::early)
+        .run(clear_dq<Row>, static_cast<std::uint32_t*>(dq), bytes / 4);
 }
 
 // Bytes of the counters that order additions to dQ.
@@ -124,7 +145,8 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
         const std::int64_t bytes = dense_dq_bytes<Row>(*args);
         if (bytes < 0) return CATALOG_BAD_ARGUMENT;
         const std::int64_t all = bytes + counter_bytes<Row>(*args);
-        if (cudaMemsetAsync(args->dq_acc.data, 0, all, stream) != cudaSuccess) return launched();
+        if (const catalog_status status = launch_clear_dq<Row>(args->dq_acc.data, all, stream); status != CATALOG_OK)
+            return status;
     }
     if (args->seqlen_k == 0) return CATALOG_OK;
     BackwardMaps maps{};
@@ -138,8 +160,8 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
     const std::int64_t blocks = divide_up(args->seqlen_k, Tile::n) * sections.section;
     if (blocks > most) return CATALOG_BAD_ARGUMENT;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(sections.heads, sections.section)));
-    kernel<<<grid, Tile::threads, Tile::shared_bytes, stream>>>(*args, maps, sections);
-    return launched();
+    return KernelLaunch(grid, Tile::threads, Tile::shared_bytes, stream, Start::early)
+        .run(kernel, *args, maps, sections);
 }
 
 template <class Row>

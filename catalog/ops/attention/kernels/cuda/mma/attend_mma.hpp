@@ -7,6 +7,7 @@
 
 #include <climits>
 
+#include "cuda/kernel_launch.hpp"
 #include "mma_rows.hpp"
 
 namespace catalog::cuda {

@@ -4,7 +4,7 @@
 #include <climits>
 
 #include "cuda/common/launch.hpp"
-#include "cuda/mma.hpp"
+#include "cuda/kernel_launch.hpp"
 #include "cuda/common/scores.hpp"
 
 namespace catalog::cuda {
@@ -67,13 +67,13 @@ template <class Row>
 __global__ void __launch_bounds__(combine_threads)
     combine_splits(const __grid_constant__ catalog_args args) {
     static_assert(Row::hdim_v <= 4 * combine_threads);
+    wait_for_last_kernel();
     __shared__ float4 totals[combine_threads];
     const int nhead_q = static_cast<int>(args.nhead_q), seqlen_q = static_cast<int>(args.seqlen_q);
     const int index = static_cast<int>(blockIdx.x), splits = static_cast<int>(args.num_splits);
     const Sequence seq = queries_of<Row>(args, index / seqlen_q / nhead_q);
     const CombinedRow<Row> row{args, seq, index / seqlen_q % nhead_q, index % seqlen_q};
     if (row.query >= seq.seqlen_q) return;
-    wait_for_last_kernel();
 
     const int thread = static_cast<int>(threadIdx.x), pieces = static_cast<int>(args.hdim_v) / 4;
     const int groups = combine_threads / pieces, group = thread / pieces, column = (thread - group * pieces) * 4;
@@ -108,18 +108,8 @@ inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args, cu
     std::int64_t rows;
     if (__builtin_mul_overflow(args->batch * args->nhead_q, args->seqlen_q, &rows) || rows > INT_MAX)
         return CATALOG_BAD_ARGUMENT;
-    // Its blocks start while the last ones of the kernel before are still at work.
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(rows);
-    config.blockDim = combine_threads;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, combine_splits<Row>, *args);
-    return launched();
+    return KernelLaunch(static_cast<unsigned>(rows), combine_threads, 0, stream, Start::early)
+        .run(combine_splits<Row>, *args);
 }
 
 template <class Row>

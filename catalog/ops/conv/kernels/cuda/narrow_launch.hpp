@@ -1,4 +1,4 @@
-// The launch of a row of pipeline sm90_narrow: its checks, the copies that it needs, and what kernels are told of tensors.
+// The launch of a row of pipeline sm90_narrow: its checks, the copies that it needs, and the tensors as kernels take them.
 #pragma once
 
 #include <cstdint>

@@ -129,14 +129,14 @@ def test_forward_and_backward_agree_with_pytorch(catalog: Catalog, hdim: int, ma
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("queries", [300, 3])
-def test_functions_for_pytorch_run_on_the_gpu(causal: bool, queries: int) -> None:
-    """Few queries split the keys."""
+@pytest.mark.parametrize(("queries", "hdim"), [(300, 128), (3, 128), (300, 59)])
+def test_functions_for_pytorch_run_on_the_gpu(causal: bool, queries: int, hdim: int) -> None:
+    """Few queries split the keys; odd head dims are padded."""
     torch = pytest.importorskip("torch")
     from catalog.torch import flash_attn_func, scaled_dot_product_attention
 
-    q = torch.randn(2, 8, queries, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    k, v = (torch.randn(2, 2, 300, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    q = torch.randn(2, 8, queries, hdim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.randn(2, 2, 300, hdim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     o = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     grad = torch.randn_like(o)

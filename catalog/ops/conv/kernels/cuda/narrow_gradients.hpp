@@ -67,14 +67,15 @@ class NarrowRing {
     int stage = 0, parity = 0;
 };
 
-// Masks of a lane's positions in a run of `exist`: images may be infinite where there is no position.
-struct NarrowMask {
+// A lane's positions among the `exist` of a run, as bits. Elsewhere elements become zero: images may be infinite where
+// there is no position.
+struct NarrowPositions {
     std::uint32_t low, high;  // of the first and the last eight positions
 
-    __device__ __forceinline__ NarrowMask(int exist, int lane)
+    __device__ __forceinline__ NarrowPositions(int exist, int lane)
         : low(bits_from(lane % 4 * 2, exist)), high(bits_from(lane % 4 * 2 + 8, exist)) {}
 
-    __device__ __forceinline__ void apply(std::uint32_t (&a)[4]) const {
+    __device__ __forceinline__ void keep(std::uint32_t (&a)[4]) const {
         a[0] &= low, a[1] &= low;
         a[2] &= high, a[3] &= high;
     }
@@ -106,7 +107,7 @@ template <class T, class Shape>
 __device__ __forceinline__ void narrow_add_patch(float (&sums)[Shape::down][Shape::steps][4], const NarrowCall& call,
                                                  const NarrowPatch& patch, std::uint32_t images, int warp, int lane) {
     const int rows = min(call.rows, call.height.count - patch.row);
-    const NarrowMask mask(call.width.count - patch.column, lane);
+    const NarrowPositions existing(call.width.count - patch.column, lane);
     std::uint32_t b[Shape::runs][2], address[Shape::steps];
     narrow_read_gradients(b, call, images + call.images_bytes, warp, lane);
     // Of two elements, matrices 0 and 2 are of the first.
@@ -129,7 +130,7 @@ __device__ __forceinline__ void narrow_add_patch(float (&sums)[Shape::down][Shap
                 load_matrices_transposed(from, r);
                 a[0] = r[0], a[2] = r[1];
             }
-            mask.apply(a);
+            existing.keep(a);
 #pragma unroll
             for (int i = 0; i < Shape::down; ++i) {
                 if (y < i || (y - i) % Shape::step != 0 || (y - i) / Shape::step >= Shape::runs) continue;
@@ -221,7 +222,7 @@ __global__ __launch_bounds__(narrow_gradients_any_threads, 1) void narrow_gradie
         const int left = call.width.count - patch.column;
         const int runs = flat ? min(call.segments, (left + narrow_run - 1) / narrow_run)
                               : min(call.rows, call.height.count - patch.row);
-        const NarrowMask mask(flat ? left - (runs - 1) * narrow_run : left, lane);
+        const NarrowPositions existing(flat ? left - (runs - 1) * narrow_run : left, lane);
         std::uint32_t b[narrow_gradients_any_runs][2];
         narrow_read_gradients(b, call, images + call.images_bytes, warp, lane);
         for (int pair = share; pair < pairs; pair += shares) {
@@ -234,7 +235,7 @@ __global__ __launch_bounds__(narrow_gradients_any_threads, 1) void narrow_gradie
                 if (run >= runs) break;
                 std::uint32_t a[4];
                 load_matrices_transposed(first + run * call.run_step * 128, a);
-                if (!flat || run + 1 == runs) mask.apply(a);
+                if (!flat || run + 1 == runs) existing.keep(a);
                 mma_16x8x16<T>(sum, a, b[run][0], b[run][1]);
             }
             float4& total = sums[pair * 32 + lane];

@@ -80,7 +80,7 @@ def machines(folder: Path, files: int) -> list[Path]:
     """Catalogs of that many machines, each with 10,000 timings of the same 800 problems."""
     first = Catalog(folder / "0.db")
     first.populate("gfx950")
-    add_timings(first, 16_000)  # kernels of a problem that several candidates share count once
+    add_timings(first, 16_000)  # records 10,000: most problems have fewer than 20 candidates
     first.close()
     paths = [folder / f"{number}.db" for number in range(files)]
     for path in paths[1:]:

@@ -11,16 +11,12 @@ __device__ __forceinline__ std::uint32_t cluster_rank() {
     return rank;
 }
 
-// Until all threads of all blocks of the cluster are here; what they wrote before can be read after.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// The same by whole warps, where others of the blocks are over: it counts threads that are not.
+// Until all threads of all blocks of the cluster are here that are not over; what they wrote before can be read after. By
+// whole warps.
 //
 // Warps that load need not come: if they went on together after what one thread does alone, the compiler would keep the
 // operands of its TMA instructions in registers of threads, not of warps, and the loop that loads would be twice as long.
-__device__ __forceinline__ void cluster_sync_warps() {
+__device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 

@@ -280,7 +280,7 @@ class ConvEpilogue {
         each_chunk(sums, [&](int chunk, const float4& x) {
             store_shared(ConvSums<Row>::place(shared, chunk, place), x);
         });
-        cluster_sync_warps();
+        cluster_sync();
         const ConvResult<Row> result(call, tile);
 #pragma unroll 1
         for (int block = 0; block < Shape::blocks_p; ++block) {

@@ -22,24 +22,25 @@ struct OutTensor {
     std::int64_t batch, row;  // strides in elements
 };
 
+// What all threads read first stands first: parameters come from memory, a line at a time.
 struct GemmCall {
-    Operand p, q;
-    CUtensorMap c_map;
-    OutTensor c, d[2];
-    OutTensor scale_a, scale_b;
-    const void* bias;
-    const std::int32_t* starts;  // of groups, in the device's memory
-    int groups;
-    std::int64_t p_row, q_row, c_row;  // bytes between rows, for ragged maps
-    float alpha, beta;
-    std::int32_t activation;
-    int m, n, k;
-    bool plain;    // C = alpha A B, and TMA can store it: no other element is read
-    bool vectors;  // rows of C, D and the bias are aligned to 16 bytes
     // Tiles: `tiles_m` x `tiles_n` of each product, `band` rows of them at a time.
     int tiles_m, tiles_n, band, tiles;
     int splits;  // parts of the depth, by the blocks of a cluster; 1: none
     int grid;
+    int m, n, k;
+    int groups;
+    bool plain;    // C = alpha A B, and TMA can store it: no other element is read
+    bool vectors;  // rows of C, D and the bias are aligned to 16 bytes
+    float alpha, beta;
+    std::int32_t activation;
+    const std::int32_t* starts;  // of groups, in the device's memory
+    const void* bias;
+    OutTensor c, d[2];
+    OutTensor scale_a, scale_b;
+    std::int64_t p_row, q_row, c_row;  // bytes between rows, for ragged maps
+    Operand p, q;
+    CUtensorMap c_map;
 };
 
 inline constexpr std::int64_t most_extent = 1ll << 30;

@@ -176,7 +176,7 @@ class GemmEpilogue {
         });
     }
 
-    // Where the blocks of a cluster share the tile, threads that have no sums call cluster_sync() meanwhile.
+    // Where the blocks of a cluster share the tile, each finishes a part of its rows.
     __device__ __forceinline__ void store(const GemmTile& tile, const Sums& sums) {
         const bool split = Shape::can_split && call.splits > 1;
         const int rank = split ? static_cast<int>(cluster_rank()) : 0;

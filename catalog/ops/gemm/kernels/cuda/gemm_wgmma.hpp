@@ -30,6 +30,8 @@
 #include "gemm_copy.hpp"
 
 #include "abi/export.hpp"
+#include "cuda/cluster.hpp"
+#include "cuda/kernel_launch.hpp"
 
 namespace catalog::cuda {
 
@@ -41,10 +43,14 @@ class GemmProducer {
    public:
     __device__ __forceinline__ GemmProducer(const GemmCall& call, std::uint32_t shared) : call(call), shared(shared) {}
 
-    __device__ __forceinline__ void run() {
+    static __device__ __forceinline__ void prefetch(const GemmCall& call) {
         if (call.k == 0) return;  // there are no maps
         tma_prefetch_map(&call.p.map);
         tma_prefetch_map(&call.q.map);
+    }
+
+    __device__ __forceinline__ void run() {
+        if (call.k == 0) return;
         Ring<Shape::stages> ring;
         for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
             const GemmTile tile = tiles.tile();
@@ -105,23 +111,26 @@ __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const _
     constexpr RegisterBudget budget = register_budget(Shape::groups, 1, Shape::in_blocks ? 24 : 56);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
-    if (threadIdx.x == 0) Shape::init(shared);
-    __syncthreads();
-
+    // Code that a block has not run yet comes from memory, as its parameters do. So each warp goes to its own code before
+    // it waits for the barriers, and the warp that loads leaves them to another.
+    if (threadIdx.x == 32) Shape::init(shared);
+    wait_for_last_kernel();
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (threadIdx.x == 0) GemmProducer<Row>::prefetch(call);
+        __syncthreads();
         if (threadIdx.x == 0) GemmProducer<Row>(call, shared).run();
-        if (call.splits > 1) cluster_sync();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
+        __syncthreads();
         GemmConsumer<Row>(call, shared, warpgroup - 1).run();
+        if (call.splits > 1) cluster_leave();  // others may still use this block's shared memory
     }
-    if (call.splits > 1) cluster_sync();  // others may still use this block's shared memory
 }
 
 template <class Row>
-inline catalog_status launch_readable(const catalog_args& args, cudaStream_t stream) {
+inline catalog_status launch_readable(const catalog_args& args, cudaStream_t stream, Start start) {
     using Shape = GemmShape<Row>;
     constexpr int bytes = Shape::bytes + Shape::alignment;
     int device, processors;
@@ -131,26 +140,15 @@ inline catalog_status launch_readable(const catalog_args& args, cudaStream_t str
         return launched(), CATALOG_DEVICE_ERROR;
     GemmCall call;
     if (!describe_call<Row>(args, call) || !plan_tiles<Row>(args, processors, call)) return CATALOG_BAD_ARGUMENT;
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(call.splits), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = call.grid;
-    config.blockDim = Shape::threads;
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = call.splits > 1;
-    const bool ran = cudaLaunchKernelEx(&config, gemm_wgmma<Row>, call) == cudaSuccess;
-    const catalog_status status = launched();
-    return ran ? status : CATALOG_DEVICE_ERROR;
+    KernelLaunch launch(static_cast<unsigned>(call.grid), Shape::threads, bytes, stream, start);
+    return launch.in_clusters(call.splits).run(gemm_wgmma<Row>, call);
 }
 
 // Operands of 8 bits and groups of the depth are read in one layout: others are transposed.
 template <class Row>
 inline catalog_status launch_copied(catalog_args args, cudaStream_t stream) {
     using Shape = GemmShape<Row>;
-    if (args.k == 0) return launch_readable<Row>(args, stream);
+    if (args.k == 0) return launch_readable<Row>(args, stream, Start::in_order);
     const std::int64_t m = args.m, n = args.n, k = args.k;
     const std::int64_t products_a = Row::grouped ? 1 : args.batch, products_b = Row::along_depth ? 1 : args.batch;
     const bool a_along = Row::given_a_along, b_along = Row::given_b_along;
@@ -159,7 +157,7 @@ inline catalog_status launch_copied(catalog_args args, cudaStream_t stream) {
     copies.add(args.b, products_b, b_along ? n : k, b_along ? k : n, b_along != Shape::b_along);
     copies.run();
     if (copies.status != CATALOG_OK) return copies.status;
-    return launch_readable<Row>(args, stream);
+    return launch_readable<Row>(args, stream, copies.any() ? Start::early : Start::in_order);
 }
 
 // A row as it computes groups of the depth: both operands have the depth as rows, which end where a group ends.

@@ -111,6 +111,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--problem", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--beside", nargs="+", choices=NEIGHBOURS, default=list(NEIGHBOURS))
     parser.add_argument("--threads", type=int, default=0, help="of a launch (default: one per core)")
+    parser.add_argument("--with-torch", action="store_true", help="launch on the threads of PyTorch's OpenMP runtime")
     parser.add_argument("--turns", type=int, default=5, help="of each kind of neighbours (default 5)")
     parser.add_argument("--seconds", type=float, default=0.3, help="of each problem in a turn (default 0.3)")
     return parser.parse_args()
@@ -118,6 +119,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
+    if options.with_torch:
+        torch_mm()
     catalog = Catalog(num_threads=options.threads)
     device = catalog.host().device
     print(f"{device.name}, {device.arch}, {device.cores} threads on {usable_cores()} cores")

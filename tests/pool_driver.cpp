@@ -143,6 +143,60 @@ void environment() {
     require(others == 0, "a thread rounds differently");
 }
 
+// An OpenMP runtime of one thread, which its other threads keep waiting.
+int teams = 0;  // launches that it has had
+std::chrono::microseconds lateness{0};
+
+void run_team(void (*body)(void*), void* of, unsigned, unsigned) {
+    ++teams;
+    body(of);
+    std::this_thread::sleep_for(lateness);
+}
+
+void launch_beside(int microseconds = 0) {
+    Args args;
+    args.pool = catalog_openmp_pool(reinterpret_cast<void*>(&run_team));
+    parallel_for(args, 3, 9, [&](std::int64_t) { work(microseconds); });
+}
+
+void sleep_until(std::int64_t ns) {
+    while (now_ns() < ns) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// A runtime whose threads come late computes nothing for a while, which is longer if they are late again.
+void late() {
+    constexpr std::int64_t pause = OpenMPPool::first_pause_ns;
+    lateness = std::chrono::milliseconds(100);
+    for (int times = 1; times <= 2; ++times) {
+        launch_beside();
+        const std::int64_t until = openmp_pool.own_until;
+        require(until > now_ns() + times * pause / 2, "the pool does not leave late threads alone");
+        while (now_ns() < until - pause / 5) launch_beside();
+        require(teams == times, "late threads compute");
+        sleep_until(until);
+    }
+    lateness = std::chrono::microseconds(0);
+    for (int i = 0; i < 100 && openmp_pool.pause_ns != pause; ++i) {  // the system may take this thread's core at times
+        sleep_until(openmp_pool.own_until);
+        launch_beside();
+    }
+    require(openmp_pool.pause_ns == pause && openmp_pool.own_until < now_ns(), "punctual threads do not compute");
+}
+
+// So it does not if the library's own threads are even slower.
+void slower() {
+    lateness = std::chrono::milliseconds(5);
+    launch_beside();
+    require(openmp_pool.own_until > now_ns(), "the pool does not leave late threads alone");
+    launch_beside(10'000);
+    const std::int64_t until = openmp_pool.team_until;
+    require(until > 0 && openmp_pool.own_until == 0, "the pool stays with slower threads");
+    const int before = teams;
+    int launches = 0;
+    for (; now_ns() < until - OpenMPPool::first_pause_ns / 5; ++launches) launch_beside();
+    require(teams == before + launches, "the pool leaves threads that are faster");
+}
+
 // Threads that nobody wants end.
 void idle() {
     launch(3, 64, 100);
@@ -183,7 +237,8 @@ void raced() {
 const std::map<std::string, void (*)()> scenarios{
     {"launches", launches}, {"nodes", nodes},   {"many", many},       {"nested", nested},
     {"resized", resized},   {"forked", forked}, {"amid", forked_amid}, {"environment", environment},
-    {"idle", idle},         {"ended", ended},   {"thrown", thrown},   {"raced", raced},
+    {"late", late},         {"slower", slower}, {"idle", idle},       {"ended", ended},
+    {"thrown", thrown},     {"raced", raced},
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ from catalog.build.targets import BUILD_DIR
 
 DRIVER = Path(__file__).with_name("pool_driver.cpp")
 SCENARIOS = ["launches", "nodes", "many", "nested", "resized", "forked", "amid", "environment", "ended"]
+TEAMS = ["late", "slower"]
 SANITIZERS = {
     "none": ("g++",),
     "thread": ("clang++", "-fsanitize=thread"),
@@ -43,6 +44,12 @@ def run(driver: Path, scenario: str) -> subprocess.CompletedProcess[str]:
     # Without the option the thread sanitizer ends a forked child that starts threads.
     environment = os.environ | {"TSAN_OPTIONS": "die_after_fork=0"}
     return subprocess.run([driver, scenario], check=False, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.mark.parametrize("scenario", TEAMS)
+def test_threads_of_a_runtime_that_come_late_compute_nothing_for_a_while(driver: Path, scenario: str) -> None:
+    done = run(driver, scenario)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, pytest.param("idle", marks=pytest.mark.slow)])
@@ -129,10 +136,11 @@ a @ a
 catalog = Catalog(sys.argv[1], num_threads=3)
 bound = catalog.select(Problem(batch=2, nhead_q=4, seqlen_q=64, hdim_q=32, dtype="fp32")).bind()
 before = threads()
+bound.launch()
+assert threads() == before, (before, threads())
 for _ in range(5):
     bound.launch()
     a @ a
-assert threads() == before, (before, threads())
 expected = bound.outputs["o"].copy()
 if (child := os.fork()) == 0:  # PyTorch's runtime has no threads here
     bound.outputs["o"][:] = 0

@@ -30,6 +30,13 @@
 
 namespace catalog::host {
 
+// Of a clock that only goes forward.
+inline std::int64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
+
 class Pool : public catalog_pool {
    public:
     constexpr Pool() : catalog_pool{&Pool::enter} {}
@@ -44,7 +51,9 @@ class Pool : public catalog_pool {
     }
 
     // In a forked child, which has none of the threads: what they held and counted is as if they had never been.
-    static void start_anew();
+    void start_anew() {
+        if (used.load(std::memory_order_relaxed)) new (this) Pool;
+    }
 
    private:
     using Body = void (*)(void* context, std::int64_t share);
@@ -272,12 +281,6 @@ class Pool : public catalog_pool {
 #endif
     }
 
-    static std::int64_t now_ns() {
-        timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
-    }
-
     // The NUMA node of the core that this thread runs on.
     static int current_node() {
         unsigned node = 0;
@@ -314,61 +317,4 @@ class Pool : public catalog_pool {
 // Never destroyed: its threads may outlive main().
 inline Pool own_pool;
 
-// The threads of an OpenMP runtime that the process computes with anyway, such as PyTorch's. After its own work such a
-// runtime keeps its threads spinning for milliseconds, and threads of another pool would get no core meanwhile.
-class OpenMPPool : public catalog_pool {
-   public:
-    // GOMP_parallel of GNU's runtime, which LLVM's and Intel's have, too: calls what it is given on each thread.
-    using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
-
-    constexpr OpenMPPool() : catalog_pool{&OpenMPPool::enter} {}
-
-    // Null: the library's own pool computes. So it is in a forked child, where the runtime has lost its threads.
-    std::atomic<Parallel> parallel{nullptr};
-
-   private:
-    struct Launch {
-        void (*body)(void* context, std::int64_t share);
-        void* context;
-        std::int64_t shares;
-        std::fenv_t environment;
-        std::atomic<std::int64_t> next{0};
-    };
-
-    static void enter(catalog_pool* pool, std::int32_t threads, std::int64_t shares,
-                      void (*body)(void* context, std::int64_t share), void* context) {
-        const Parallel parallel = static_cast<OpenMPPool*>(pool)->parallel.load(std::memory_order_relaxed);
-        if (!parallel) return own_pool.run(&own_pool, threads, shares, body, context);
-        Launch launch{body, context, shares, {}};
-        std::fegetenv(&launch.environment);
-        const auto compute = [](void* of) {
-            Launch& launch = *static_cast<Launch*>(of);
-            std::fesetenv(&launch.environment);
-            for (std::int64_t share; (share = launch.next.fetch_add(1, std::memory_order_relaxed)) < launch.shares;)
-                launch.body(launch.context, share);
-        };
-        parallel(compute, &launch, static_cast<unsigned>(std::clamp<std::int64_t>(shares, 1, std::max(threads, 1))), 0);
-    }
-};
-
-inline OpenMPPool openmp_pool;
-
-[[gnu::used]] inline const int fork_handler = pthread_atfork(nullptr, nullptr, &Pool::start_anew);
-
-inline void Pool::start_anew() {
-    openmp_pool.parallel.store(nullptr, std::memory_order_relaxed);
-    if (own_pool.used.load(std::memory_order_relaxed)) new (&own_pool) Pool;
-}
-
 }  // namespace catalog::host
-
-// The library's own pool.
-extern "C" __attribute__((visibility("default"), used)) inline catalog_pool* catalog_own_pool(void) {
-    return &catalog::host::own_pool;
-}
-
-// The threads of an OpenMP runtime of the process, whose GOMP_parallel is given.
-extern "C" __attribute__((visibility("default"), used)) inline catalog_pool* catalog_openmp_pool(void* gomp_parallel) {
-    catalog::host::openmp_pool.parallel = reinterpret_cast<catalog::host::OpenMPPool::Parallel>(gomp_parallel);
-    return &catalog::host::openmp_pool;
-}

@@ -7,7 +7,7 @@
 #include <new>
 #include <type_traits>
 
-#include "pool.hpp"
+#include "openmp_pool.hpp"
 
 namespace catalog::host {
 

@@ -25,7 +25,7 @@ from catalog.registry import timings
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.measure import StopRule
-from catalog.runtime.tune import TuneOptions, tune
+from catalog.runtime.tune import TuneOptions, TuneReport, tune
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -52,12 +52,21 @@ def recorded(catalog: Catalog) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
+def tune_until_recorded(catalog: Catalog, problem: Problem, options: TuneOptions = QUICK) -> TuneReport:
+    """Tuned again as long as the times are too noisy to be recorded, which a busy machine may make them."""
+    for _ in range(20):
+        report = tune(catalog, [problem], options)
+        if report.recorded:
+            break
+    return report
+
+
 def test_tuning_measures_records_and_selects(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (2.5, 1.0, 0.5))
     problem = small()
     static = [found.kernel.id for found in catalog.candidates(problem, limit=3, static=True)]
     before = catalog.select(problem)
-    report = tune(catalog, [problem], QUICK)
+    report = tune_until_recorded(catalog, problem)
     (tuned,) = report.tuned
     assert sorted(tuned.medians) == sorted(static)
     assert not tuned.failures
@@ -86,13 +95,14 @@ def test_tuning_measures_records_and_selects(catalog: Catalog, monkeypatch: pyte
 
 
 def test_what_was_measured_is_not_measured_again_unless_asked(catalog: Catalog) -> None:
-    tune(catalog, [small()], QUICK)
+    tune_until_recorded(catalog, small())
     rows = recorded(catalog)
     (again,) = tune(catalog, [small()], QUICK).tuned
     assert again.known
     assert len(again.medians) == 3
     assert recorded(catalog) == rows
-    (fresh,) = tune(catalog, [small()], TuneOptions(candidates=1, rule=QUICK.rule, again=True)).tuned
+    again_one = TuneOptions(candidates=1, rule=QUICK.rule, again=True)
+    (fresh,) = tune_until_recorded(catalog, small(), again_one).tuned
     assert not fresh.known
     assert len(recorded(catalog)) == len(rows), "a row for each problem, kernel, device and library"
 
@@ -235,7 +245,7 @@ def test_problems_that_were_never_measured_are_counted_until_one_of_their_size_i
     assert (asked()[seldom.key], asked()[often.key]) == (1, 3)
     assert next(iter(asked())) == often.key
     assert close.key not in asked(), "one row counts what is about as large"
-    tune(catalog, [close], TuneOptions(candidates=1, rule=QUICK.rule))
+    tune_until_recorded(catalog, close, TuneOptions(candidates=1, rule=QUICK.rule))
     catalog.select(often)
     assert often.key not in asked()
 
@@ -266,7 +276,7 @@ def test_a_cache_that_grows_leaves_few_misses(host_file: Path, tmp_path: Path, m
 
 def test_a_plan_says_what_it_was_chosen_by(catalog: Catalog) -> None:
     """Of the recorded times only the sound ones count; neighbours on the machine may leave a slower kernel's noisy."""
-    tune(catalog, [small()], QUICK)
+    tune_until_recorded(catalog, small())
     of_small = "SELECT count(*) FROM timing JOIN problem ON problem.id = problem_id WHERE key = ?"
     (sound,) = catalog.connection.execute(f"{of_small} AND {timings.SOUND}", (small().key,)).fetchone()
     assert catalog.select(small()).explain().about.startswith(f"Measured: {sound} of these kernels")

@@ -120,7 +120,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     if options.with_torch:
-        torch_mm()
+        torch_mm()  # imports PyTorch, before plans are bound
     catalog = Catalog(num_threads=options.threads)
     device = catalog.host().device
     print(f"{device.name}, {device.arch}, {device.cores} threads on {usable_cores()} cores")

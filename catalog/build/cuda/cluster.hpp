@@ -11,8 +11,8 @@ __device__ __forceinline__ std::uint32_t cluster_rank() {
     return rank;
 }
 
-// Until all threads of all blocks of the cluster are here that are not over; what they wrote before can be read after. By
-// whole warps.
+// Waits, by whole warps, for all threads of the cluster's blocks that have not ended; what they wrote before can be read
+// after.
 //
 // Warps that load need not come: if they went on together after what one thread does alone, the compiler would keep the
 // operands of its TMA instructions in registers of threads, not of warps, and the loop that loads would be twice as long.

@@ -26,7 +26,7 @@ class OpenMPPool : public catalog_pool {
    private:
     using Body = void (*)(void* context, std::int64_t share);
 
-    static constexpr std::int64_t waking_ns = 500'000;  // for which a launch may wait for threads that sleep
+    static constexpr std::int64_t waking_ns = 500'000;  // threads may take this long to wake up
     static constexpr std::int64_t first_pause_ns = 50'000'000, longest_pause_ns = 2'000'000'000;
 
     struct Launch {
@@ -37,8 +37,8 @@ class OpenMPPool : public catalog_pool {
         std::fenv_t environment{};
         std::atomic<std::int64_t> next{0};
         std::atomic<std::int64_t> computing{0};         // the time of all shares
-        std::atomic<std::int64_t> longest{0};           // of a thread that kept its core
-        std::atomic<std::int64_t> cut{0}, cut_time{0};  // of the others: how many, and the time of the longest of each
+        std::atomic<std::int64_t> longest{0};           // that of the longest share of a thread that kept its core
+        std::atomic<std::int64_t> cut{0}, cut_time{0};  // threads that lost it, and the time of the longest share of each
 
         void compute_shares() {
             std::int64_t share = next.fetch_add(1, std::memory_order_relaxed);
@@ -91,11 +91,10 @@ class OpenMPPool : public catalog_pool {
     void run_shares(std::int32_t threads, std::int64_t shares, Body body, void* context) {
         const Parallel with_team = parallel.load(std::memory_order_relaxed);
         const std::int64_t begin = now_ns();
-        if (!with_team || shares <= 1) {
+        const bool avoids_team = begin < own_until.load(std::memory_order_relaxed);
+        if (!with_team || shares <= 1 || avoids_team) {
             own_pool.run(&own_pool, threads, shares, body, context);
-        } else if (begin < own_until.load(std::memory_order_relaxed)) {
-            own_pool.run(&own_pool, threads, shares, body, context);
-            compare(body, shares, now_ns() - begin);
+            if (avoids_team) compare(body, shares, now_ns() - begin);
         } else {
             Launch launch{body, context, std::clamp<std::int64_t>(shares, 1, std::max(threads, 1)), shares, begin};
             std::fegetenv(&launch.environment);

@@ -133,7 +133,8 @@ class ColumnsOfB {
    public:
     static constexpr int whole = read * step;  // elements that are read at a time
 
-    // `next`: how many elements after a column is what will be multiplied later, and is prefetched; 0: nothing.
+    // `next`: how many elements after a column is what will be multiplied later, and is prefetched; 0: nothing. Loops of
+    // several rows prefetch without a condition: then it is what they read anyway.
     const T* data;
     std::int64_t stride, next;
 
@@ -184,7 +185,7 @@ class ColumnsOfB {
 #pragma GCC unroll 16
                 for (int c = 0; c < columns; ++c) {
                     const T* const from = data + c * stride + k;
-                    if (next) prefetch_later(from + next);
+                    prefetch_later(from + next);
                     multiply_pieces<rows>(a, from, sum[c]);
                 }
             }
@@ -197,9 +198,12 @@ class ColumnsOfB {
 
     template <int columns>
     void multiply_row(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns]) const {
+        // The compiler must not keep a pointer for each column: they do not fit into the registers.
+        std::int64_t stride = this->stride;
+        asm("" : "+r"(stride));
+        const T* from = data + k;
 #pragma GCC unroll 16
-        for (int c = 0; c < columns; ++c) {
-            const T* const from = data + c * stride + k;
+        for (int c = 0; c < columns; ++c, from += stride) {
             if (next) prefetch_later(from + next);
             typename Units<Unit>::Vector vectors[read];
             Reader::load(from, count, vectors);
@@ -232,7 +236,7 @@ class ColumnsOfB {
         static_assert(read == 1 || rows_share_vectors, "a vector of B is multiplied before the next one is read");
 #pragma GCC unroll 8
         for (int c = 0; c < together; ++c, from += stride) {
-            if (next) prefetch_later(from + next);
+            prefetch_later(from + next);
             typename Units<Unit>::Vector of_b[read];
             Reader::load(from, count, of_b);
 #pragma GCC unroll 8

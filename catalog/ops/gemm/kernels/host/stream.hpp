@@ -183,10 +183,9 @@ class StreamProduct {
             }
         }
         for (int tile = 0; tile < tiles; ++tile) {
-            const int first = tile * height, count = std::min(height, rows - first);
             with_rows(tiles_of_a[tile].rows, [&](auto held) {
-                sums_of_rows<held>(scratch.of_columns + tile * group + known, group - known, count,
-                                   scratch.sums + first * Scratch::row_s + column);
+                sums_of_rows<held>(scratch.of_columns + tile * group + known, group - known,
+                                   scratch.sums + tile * height * Scratch::row_s + column);
             });
         }
     }
@@ -200,12 +199,15 @@ class StreamProduct {
             with_rows<rows / 2>(held, body);
     }
 
+    // The sums of all rows that the lanes have room for: those beyond A's are not read.
     template <int held>
-    static void sums_of_rows(const Vector* of_columns, int columns, int rows, Sum* to) {
+    static void sums_of_rows(const Vector* of_columns, int columns, Sum* to) {
+        static_assert(Row::tile_m % height == 0, "a tile of rows has its place among the sums");
         for (int column = 0; column < columns; ++column) {
             Sum lane[lanes];
             store(lane, sum_of_spans<lanes / held>(of_columns[column]));
-            for (int row = 0; row < rows; ++row) to[row * Scratch::row_s + column] = lane[row * (lanes / held)];
+#pragma GCC unroll 16
+            for (int row = 0; row < held; ++row) to[row * Scratch::row_s + column] = lane[row * (lanes / held)];
         }
     }
 

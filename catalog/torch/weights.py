@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
-from catalog.ops.attention.reference.dropout import dropout_factors, random_bytes
+from catalog.ops.attention.reference.dropout import BLOCK, largest_kept, random_words
 from catalog.torch.calls import Options
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -26,8 +25,8 @@ def signed_weights(
 ) -> torch.Tensor:
     """The softmax weights before dropout, negative where dropout drops them.
 
-    They are computed again from Q and K, in float32, and the random numbers by NumPy: this serves tests and
-    debugging, not training.
+    They are computed again from Q and K, in float32, and the random numbers likewise: this serves tests and debugging,
+    not training.
 
     Args:
         q: (batch, queries, heads, head dim), or (all queries, heads, head dim) of packed sequences.
@@ -49,15 +48,25 @@ def signed_weights(
     heads = q.shape[-2]
     longest = [max((tensors[axis].shape[0] for tensors in sequences), default=0) for axis in (0, 1)]
     weights = q.new_zeros(len(sequences), heads, *longest)
-    state = rng_state.cpu().numpy().view(np.uint64)
+    seed, offset = (word % 2**64 for word in rng_state.tolist())
+    threshold = largest_kept(options.dropout)
     for index, tensors in enumerate(sequences):
         own_slopes = None if slopes is None else slopes[index % len(slopes)]
         own_weights = _weights(tensors, own_slopes, options)
         _, queries, keys = own_weights.shape
-        random = [random_bytes(state, index * heads + head, slice(0, queries), keys) for head in range(heads)]
-        dropped = torch.from_numpy(dropout_factors(options.dropout, np.stack(random)) == 0).to(q.device)
+        dropped = _random_bytes((seed, offset), index * heads, own_weights) > threshold
         weights[index, :, :queries, :keys] = torch.where(dropped, -own_weights, own_weights)
     return weights
+
+
+def _random_bytes(rng_state: tuple[int, int], first_head: int, weights: torch.Tensor) -> torch.Tensor:
+    """The random byte of each of a sequence's weights, int16, (heads, queries, keys)."""
+    heads, queries, keys = (torch.arange(extent, device=weights.device) for extent in weights.shape)
+    blocks = torch.arange(-(-len(keys) // BLOCK), device=weights.device)
+    words = random_words(rng_state, (first_head + heads)[:, None, None], queries[:, None], blocks)
+    every_byte = torch.stack(words, dim=-1).view(torch.uint8)  # the low half of each word comes first
+    of_words = every_byte.view(len(heads), len(queries), 4 * len(blocks), 8)[..., :4]
+    return of_words.flatten(2)[..., : len(keys)].short()
 
 
 def _weights(tensors: Tensors, slopes: torch.Tensor | None, options: Options) -> torch.Tensor:

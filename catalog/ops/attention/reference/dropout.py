@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
-UInt64 = NDArray[np.uint64]
+_Integers = TypeVar("_Integers", bound=Any)
+"""Arrays of NumPy or tensors of PyTorch, of 64-bit integers."""
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 
-_BYTES = 16
-"""Random bytes per counter."""
+BLOCK = 16
+"""Keys of a block: a counter has a random byte for each."""
 
 
-def philox4x32(counter: UInt64, key: tuple[int, int]) -> NDArray[np.uint32]:
-    """Ten rounds of Philox on every counter: (..., 4) words of 32 bits, lowest first, as are the results."""
-    x0, x1, x2, x3 = np.moveaxis(counter.astype(np.uint64), -1, 0)
-    low, shift = np.uint64(_LOW), np.uint64(32)
+def philox4x32(counter: tuple[_Integers, ...], key: tuple[int, int]) -> tuple[_Integers, ...]:
+    """Ten rounds of Philox on every counter: four words of 32 bits, lowest first, as are the results.
+
+    The words of the counter are int64 and broadcast against each other; the highest may be a number. Products wrap
+    around at 64 bits.
+    """
+    x0, x1, x2, x3 = counter
     for step in range(_ROUNDS):
-        key0, key1 = (np.uint64((word + step * weyl) & _LOW) for word, weyl in zip(key, _WEYL, strict=True))
-        product0, product1 = np.uint64(_MULTIPLIERS[0]) * x0, np.uint64(_MULTIPLIERS[1]) * x2
+        key0, key1 = ((word + step * weyl) & _LOW for word, weyl in zip(key, _WEYL, strict=True))
+        product0, product1 = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
         x0, x1, x2, x3 = (
-            (product1 >> shift) ^ x1 ^ key0,
-            product1 & low,
-            (product0 >> shift) ^ x3 ^ key1,
-            product0 & low,
+            (product1 >> 32 & _LOW) ^ x1 ^ key0,
+            product1 & _LOW,
+            (product0 >> 32 & _LOW) ^ x3 ^ key1,
+            product0 & _LOW,
         )
-    return np.stack([x0, x1, x2, x3], axis=-1).astype(np.uint32)
+    return x0, x1, x2, x3
+
+
+def random_words(
+    rng_state: tuple[int, int], head: _Integers, query: _Integers, block: _Integers
+) -> tuple[_Integers, ...]:
+    """The four words of random bytes of every block of :data:`BLOCK` keys: byte j % 16 belongs to key j.
+
+    Args:
+        rng_state: seed and offset, 64 bits each.
+        head: indices of heads among those of all sequences, batch * nhead_q + head. All three are int64 and
+            broadcast against each other.
+        query: indices of queries.
+        block: indices of blocks of keys.
+    """
+    seed, offset = rng_state
+    counter: tuple[Any, ...] = (block, query, head, offset & _LOW)
+    return philox4x32(counter, (seed & _LOW, (seed >> 32) ^ (offset >> 32)))
 
 
 def random_bytes(rng_state: Array | None, head: int, rows: slice, seqlen_k: int) -> NDArray[np.uint8]:
     """The byte of every query-key pair: (rows, seqlen_k).
-
-    Byte j % 16 of counter (j / 16, query, head, offset) belongs to key j.
 
     Args:
         rng_state: seed and offset, 64 bits each; None for zeros.
@@ -48,23 +67,25 @@ def random_bytes(rng_state: Array | None, head: int, rows: slice, seqlen_k: int)
         seqlen_k: number of keys.
     """
     seed, offset = (0, 0) if rng_state is None else (int(word) for word in rng_state)
-    counter = np.empty((rows.stop - rows.start, -(-seqlen_k // _BYTES), 4), np.uint64)
-    counter[..., 0] = np.arange(counter.shape[1])
-    counter[..., 1] = np.arange(rows.start, rows.stop)[:, np.newaxis]
-    counter[..., 2] = head
-    counter[..., 3] = offset & _LOW
-    words = philox4x32(counter, (seed & _LOW, (seed >> 32) ^ (offset >> 32)))
-    every_byte = words.astype("<u4").view(np.uint8).reshape(len(words), counter.shape[1] * _BYTES)
-    return every_byte[:, :seqlen_k]
+    blocks = np.arange(-(-seqlen_k // BLOCK), dtype=np.int64)
+    queries = np.arange(rows.start, rows.stop, dtype=np.int64)[:, np.newaxis]
+    words = random_words((seed, offset), np.full((1, 1), head, np.int64), queries, blocks)
+    every_byte = np.stack(words, axis=-1).astype("<u4").view(np.uint8)
+    return every_byte.reshape(len(queries), len(blocks) * BLOCK)[:, :seqlen_k]
+
+
+def largest_kept(probability: float) -> int:
+    """The largest byte whose weight is kept; -1 if none is. ``probability`` is the float32 that kernels receive.
+
+    That is (1 - p) * 255, rounded down, in float32; if p is 1, no weight is kept.
+    """
+    kept = np.float32(1) - np.float32(probability)
+    return int(np.floor(kept * np.float32(255))) if kept else -1
 
 
 def dropout_factors(probability: float, random: NDArray[np.uint8]) -> Float64:
-    """1 / (1 - p) where a weight is kept, 0 where it is dropped; p is the float32 that kernels receive.
-
-    A weight is kept if its byte is at most (1 - p) * 255, rounded down, in float32; if p is 1, none is kept.
-    """
-    kept = np.float32(1) - np.float32(probability)
-    if not kept:
+    """1 / (1 - p) where a weight is kept, 0 where it is dropped."""
+    threshold = largest_kept(probability)
+    if threshold < 0:
         return np.zeros(random.shape)
-    threshold = int(np.floor(kept * np.float32(255)))
     return np.where(random <= threshold, 1.0 / (1.0 - float(np.float32(probability))), 0.0)

@@ -19,7 +19,7 @@ from catalog.ops import operation
 from catalog.ops.conv import kernels, reach
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.problem import ConvProblem
-from catalog.ops.conv.traits import Dtype
+from catalog.ops.product_words import Dtype
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.arguments import template

@@ -16,7 +16,7 @@ from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.cluster_time import cluster_work, parts_in_clusters
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.ops.gemm.traits import Dtype
+from catalog.ops.product_words import Dtype
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.arguments import template

@@ -17,7 +17,8 @@ from torch import library
 
 from catalog.errors import SelectionError, TensorError, UsageError
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.ops.gemm.traits import Activation, Dtype
+from catalog.ops.gemm.traits import Activation
+from catalog.ops.product_words import Dtype
 from catalog.runtime.catalog import Catalog
 from catalog.schema.problem import Problem
 from catalog.torch import watchers

@@ -16,7 +16,7 @@ from torch import library
 
 from catalog.errors import TensorError, UsageError
 from catalog.ops.gemm.problem import BLOCK, GemmProblem
-from catalog.ops.gemm.traits import Dtype
+from catalog.ops.product_words import Dtype
 from catalog.torch import watchers
 from catalog.torch.calls import on_nvidia
 from catalog.torch.gemm import DTYPES, Optional, enqueue, oriented

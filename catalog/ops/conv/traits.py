@@ -5,6 +5,7 @@ Source: CK, dispatcher/codegen/unified_grouped_conv_codegen.py, and tile_engine/
 
 from __future__ import annotations
 
+from catalog.ops.product_words import Dtype, Element, Epilogue, Scheduler
 from catalog.ops.protocol import Extension
 from catalog.ops.protocol import Family as AddedFamily
 from catalog.schema.traits import Count, OpenWord, TraitModel, Traits, Word, trait
@@ -25,29 +26,6 @@ class Direction(Word):
     FORWARD = "forward"
     BWD_DATA = "bwd_data"
     BWD_WEIGHT = "bwd_weight"
-
-
-class Dtype(Word):
-    """Element type by which upstream names kernels: that of the input and the weight."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP8 = "fp8"
-    BF8 = "bf8"
-    INT8 = "int8"
-
-
-class Element(Word):
-    """Element type of one tensor."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP8 = "fp8"
-    BF8 = "bf8"
-    INT8 = "int8"
-    INT32 = "int32"
 
 
 class Layout(Word):
@@ -99,21 +77,6 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_SCATTER = "host_scatter"
     SM90_WGMMA = "sm90_wgmma"
     SM90_NARROW = "sm90_narrow"
-
-
-class Scheduler(Word):
-    """Order in which the main loop issues loads and matrix instructions."""
-
-    INTRAWAVE = "intrawave"
-    INTERWAVE = "interwave"
-    DEFAULT = "default"
-
-
-class Epilogue(Word):
-    """How the result leaves the registers: through LDS, or directly."""
-
-    CSHUFFLE = "cshuffle"
-    DEFAULT = "default"
 
 
 class Reduction(Word):

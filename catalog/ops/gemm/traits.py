@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from catalog.ops.product_words import Dtype, Element, Epilogue, Scheduler
 from catalog.ops.protocol import Extension
 from catalog.ops.protocol import Family as AddedFamily
 from catalog.schema.traits import Count, OpenWord, TraitModel, Traits, Word, trait
@@ -26,29 +27,6 @@ class Family(OpenWord, group="catalog.gemm.families", kind=AddedFamily):
     BLOCKSCALE = "blockscale"
     GROUPED_ROWWISE = "grouped_rowwise"
     GROUPED_BLOCKSCALE = "grouped_blockscale"
-
-
-class Dtype(Word):
-    """Element type by which upstream names kernels: that of A and B."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP8 = "fp8"
-    BF8 = "bf8"
-    INT8 = "int8"
-
-
-class Element(Word):
-    """Element type of one operand."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP8 = "fp8"
-    BF8 = "bf8"
-    INT8 = "int8"
-    INT32 = "int32"
 
 
 class Layout(Word):
@@ -83,21 +61,6 @@ class Pipeline(OpenWord, group="catalog.gemm.pipelines", kind=Extension):
     HOST_PANEL = "host_panel"
     HOST_STREAM = "host_stream"
     SM90_WGMMA = "sm90_wgmma"
-
-
-class Scheduler(Word):
-    """Order in which the main loop issues loads and matrix instructions."""
-
-    INTRAWAVE = "intrawave"
-    INTERWAVE = "interwave"
-    DEFAULT = "default"
-
-
-class Epilogue(Word):
-    """How C leaves the registers: through LDS, or directly."""
-
-    CSHUFFLE = "cshuffle"
-    DEFAULT = "default"
 
 
 class Reduction(Word):

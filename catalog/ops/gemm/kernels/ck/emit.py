@@ -8,7 +8,8 @@ from catalog.build.describe import c_string
 from catalog.errors import BuildError
 from catalog.ops.ck_templates import CkTemplates
 from catalog.ops.gemm.kernels.ck.headers import HEADERS
-from catalog.ops.gemm.traits import TRAITS, Epilogue, Family, Reduction
+from catalog.ops.gemm.traits import TRAITS, Family, Reduction
+from catalog.ops.product_words import Epilogue
 from catalog.schema.kernel import Kernel
 
 _LAYOUTS = {"r": "RowMajor", "c": "ColumnMajor"}

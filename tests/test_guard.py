@@ -381,6 +381,7 @@ def test_nothing_needs_to_be_writable(
         flaw([best], version="read-only")
     catalog.build(best), catalog.build(second)
     guard = settings().cache_dir / "guard"
+    guard.mkdir(exist_ok=True)  # other tests may have made it before
     guard.rename(tmp_path / "away")
     guard.touch()  # a file: no folder can be made there
     catalog.connection.execute("PRAGMA query_only = ON")

@@ -131,15 +131,20 @@ def workplace(host_file, tmp_path_factory):
 
 @pytest.fixture
 def invoke(workplace, monkeypatch):
-    monkeypatch.setenv("CATALOG_DB", str(workplace / "catalog.db"))
-    monkeypatch.setenv("CATALOG_CACHE_DIR", str(workplace / "cache"))
-    monkeypatch.chdir(workplace)
+    return invoking(workplace, monkeypatch)
+
+
+def invoking(folder, monkeypatch):
+    """A function that calls a command in ``folder``, with its catalog and its cache."""
+    monkeypatch.setenv("CATALOG_DB", str(folder / "catalog.db"))
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.chdir(folder)
     settings.cache_clear()
     return lambda *words: CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 PROBLEM = "--batch 1 --nhead-q 2 --seqlen-q 64 --hdim-q 64"
-SHOWN = [  # what clears comes last
+SHOWN = [
     "populate --arch sm_90",
     "query 'hdim_q = 64' --arch sm_90 --limit 2",
     "columns",
@@ -159,9 +164,8 @@ SHOWN = [  # what clears comes last
     "cache quarantined",
     "cache unquarantine --all",
     "cache gc --older-than 1d --dry-run",
-    "cache clear --yes",
-    "timings clear --yes",
 ]
+CLEARING = ["cache clear --yes", "timings clear --yes"]
 EMPTY = {"cache verify", "cache quarantined", "cache unquarantine --all"}
 SECONDS = {"conformance --arch sm_90 --no-build"}
 """Those that read each row of an arch."""
@@ -173,6 +177,16 @@ SECONDS = {"conformance --arch sm_90 --no-build"}
     ids=lambda words: " ".join(words.split()[:2]),
 )
 def test_formats_say_the_same(invoke, words):
+    require_equal_formats(invoke, words)
+
+
+@pytest.mark.parametrize("words", CLEARING)
+def test_formats_say_the_same_of_what_was_cleared(workplace, tmp_path, monkeypatch, words):
+    require_equal_formats(invoking(shutil.copytree(workplace, tmp_path / "copy"), monkeypatch), words)
+
+
+def require_equal_formats(invoke, words):
+    """A command prints the same columns and the same number of rows as CSV and as JSON."""
     printed = {}
     for form in ("csv", "json"):
         done = invoke(*shlex.split(words), "--format", form)

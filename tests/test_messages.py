@@ -86,12 +86,13 @@ PROVOKED = {
     "query hdim_q=129 --count": (0, ""),
     "query 1 --arch gfx942": (
         2,
-        "Error: catalog.db has no kernels of gfx942, but of sm_90\nHint: Add them: catalog populate --arch gfx942",
+        r"Error: catalog\.db has no kernels of gfx942, but of (gfx1100, )?sm_90\n"
+        "Hint: Add them: catalog populate --arch gfx942",
     ),
     "query 1 --arch sm90": (
         2,
-        "Error: no arch is called 'sm90'; did you mean sm_90?\n"
-        "Hint: The catalog has sm_90; `catalog doctor` lists all archs.",
+        r"Error: no arch is called 'sm90'; did you mean sm_90\?\n"
+        r"Hint: The catalog has (gfx1100, )?sm_90; `catalog doctor` lists all archs\.",
     ),
     "populate --arch sm_90 --space rulez": (
         2,

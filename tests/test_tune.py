@@ -61,8 +61,9 @@ def tune_until_recorded(catalog: Catalog, problem: Problem, options: TuneOptions
     return report
 
 
-def test_tuning_measures_records_and_selects(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_measures_records_and_selects(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (2.5, 1.0, 0.5))
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"), num_threads=1)
     problem = small()
     static = [found.kernel.id for found in catalog.candidates(problem, limit=3, static=True)]
     before = catalog.select(problem)

@@ -44,6 +44,13 @@ def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     catalog.close()
 
 
+@pytest.fixture
+def untuned(host_file: Path, tmp_path: Path) -> Iterator[Catalog]:
+    """A catalog without timings."""
+    with Catalog(shutil.copy(host_file, tmp_path / "catalog.db"), num_threads=1) as catalog:
+        yield catalog
+
+
 def recorded(catalog: Catalog) -> list[tuple[Any, ...]]:
     rows = catalog.connection.execute(
         "SELECT problem.key, kernel_id, n, min_ms, low_ms, median_ms, high_ms, cold, load FROM timing "
@@ -61,10 +68,9 @@ def tune_until_recorded(catalog: Catalog, problem: Problem, options: TuneOptions
     return report
 
 
-def test_tuning_measures_records_and_selects(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_measures_records_and_selects(untuned: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (2.5, 1.0, 0.5))
-    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"), num_threads=1)
-    problem = small()
+    catalog, problem = untuned, small()
     static = [found.kernel.id for found in catalog.candidates(problem, limit=3, static=True)]
     before = catalog.select(problem)
     report = tune_until_recorded(catalog, problem)

@@ -1,4 +1,4 @@
-"""Words of traits that products of matrices and convolutions have in common, in upstream's words.
+"""The values of traits that GEMM and convolution share, in upstream's words.
 
 Source: CK, dispatcher/include/ck_tile/dispatcher/kernel_key.hpp and dispatcher/codegen/unified_grouped_conv_codegen.py.
 """

@@ -25,8 +25,8 @@ def signed_weights(
 ) -> torch.Tensor:
     """The softmax weights before dropout, negative where dropout drops them.
 
-    They are computed again from Q and K, in float32, and the random numbers likewise: this serves tests and debugging,
-    not training.
+    They are computed again from Q and K, in float32, and dropout's random numbers are drawn again: this serves tests
+    and debugging, not training.
 
     Args:
         q: (batch, queries, heads, head dim), or (all queries, heads, head dim) of packed sequences.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
-_Integers = TypeVar("_Integers", bound=Any)
-"""Arrays of NumPy or tensors of PyTorch, of 64-bit integers."""
+Integers = Any
+"""An array of NumPy or a tensor of PyTorch, int64."""
+Words = tuple[Integers, Integers, Integers, Integers]
+"""Four words of 32 bits, lowest first."""
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -21,11 +23,10 @@ BLOCK = 16
 """Keys of a block: a counter has a random byte for each."""
 
 
-def philox4x32(counter: tuple[_Integers, ...], key: tuple[int, int]) -> tuple[_Integers, ...]:
-    """Ten rounds of Philox on every counter: four words of 32 bits, lowest first, as are the results.
+def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+    """Ten rounds of Philox on every counter, whose words broadcast against each other; the highest may be a number.
 
-    The words of the counter are int64 and broadcast against each other; the highest may be a number. Products wrap
-    around at 64 bits.
+    Products wrap around at 64 bits.
     """
     x0, x1, x2, x3 = counter
     for step in range(_ROUNDS):
@@ -40,21 +41,19 @@ def philox4x32(counter: tuple[_Integers, ...], key: tuple[int, int]) -> tuple[_I
     return x0, x1, x2, x3
 
 
-def random_words(
-    rng_state: tuple[int, int], head: _Integers, query: _Integers, block: _Integers
-) -> tuple[_Integers, ...]:
-    """The four words of random bytes of every block of :data:`BLOCK` keys: byte j % 16 belongs to key j.
+def random_words(rng_state: tuple[int, int], head: Integers, query: Integers, block: Integers) -> Words:
+    """The random bytes of every block of :data:`BLOCK` keys, for indices that broadcast against each other.
+
+    Byte j % 16 belongs to key j.
 
     Args:
         rng_state: seed and offset, 64 bits each.
-        head: indices of heads among those of all sequences, batch * nhead_q + head. All three are int64 and
-            broadcast against each other.
+        head: indices of heads among the heads of all sequences, batch * nhead_q + head.
         query: indices of queries.
         block: indices of blocks of keys.
     """
     seed, offset = rng_state
-    counter: tuple[Any, ...] = (block, query, head, offset & _LOW)
-    return philox4x32(counter, (seed & _LOW, (seed >> 32) ^ (offset >> 32)))
+    return philox4x32((block, query, head, offset & _LOW), (seed & _LOW, (seed >> 32) ^ (offset >> 32)))
 
 
 def random_bytes(rng_state: Array | None, head: int, rows: slice, seqlen_k: int) -> NDArray[np.uint8]:

@@ -133,8 +133,8 @@ class ColumnsOfB {
    public:
     static constexpr int whole = read * step;  // elements that are read at a time
 
-    // `next`: how many elements after a column is what will be multiplied later, and is prefetched; 0: nothing. Loops of
-    // several rows prefetch without a condition: then it is what they read anyway.
+    // `next`: how many elements after a column is what will be multiplied later, and is prefetched; 0: nothing. Loops for
+    // several rows do not test it, which would cost more: at 0 they prefetch what they read anyway.
     const T* data;
     std::int64_t stride, next;
 
@@ -198,7 +198,7 @@ class ColumnsOfB {
 
     template <int columns>
     void multiply_row(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns]) const {
-        // The compiler must not keep a pointer for each column: they do not fit into the registers.
+        // A compiler that knows the stride to stay the same keeps a pointer for each column, too many for the registers.
         std::int64_t stride = this->stride;
         asm("" : "+r"(stride));
         const T* from = data + k;

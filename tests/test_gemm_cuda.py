@@ -54,16 +54,16 @@ def test_groups_have_as_many_stages_in_every_layout(catalog: Catalog) -> None:
     ("size", "asked", "tile", "parts"),
     [
         ((4096, 4096, 4096), 0, (128, 256), 1),
-        ((1024, 1024, 1024), 0, (64, 128), 1),
-        ((256, 4096, 4096), 0, (64, 128), 1),
-        ((256, 4096, 4096), 1, (64, 128), 1),
-        ((256, 4096, 4096), 5, (128, 192), 5),
-        ((64, 4096, 14336), 0, (64, 64), 2),
+        ((1024, 1024, 1024), 0, (128, 64), 1),
+        ((256, 4096, 4096), 0, (128, 64), 1),
+        ((256, 4096, 4096), 1, (128, 64), 1),
+        ((256, 4096, 4096), 5, (128, 160), 5),
+        ((64, 4096, 14336), 0, (48, 64), 1),
         ((16, 14336, 4096), 0, (16, 128), 1),
         ((1, 4096, 4096), 0, (8, 64), 2),
         ((1, 1, 0), 0, (8, 128), 1),
-        ((2912, 1024, 4152), 0, (128, 256), 1),
-        ((557, 1024, 14336), 0, (128, 192), 4),
+        ((2912, 1024, 4152), 0, (208, 128), 1),
+        ((557, 1024, 14336), 0, (80, 64), 1),
     ],
 )
 def test_tiles_and_parts_of_k_fit_the_problem(
@@ -102,6 +102,16 @@ def test_static_order_of_8_bits_and_groups_is_of_the_same_model(catalog: Catalog
     check_order(catalog, GemmProblem(n=520, **fields))
 
 
+def test_clusters_share_the_loads_of_the_largest_products_without_parts_of_k(catalog: Catalog) -> None:
+    problem = GemmProblem(m=16384, n=4096, k=4096, dtype="bf16")
+    (kernel,) = catalog.select(problem, arch="sm_90").kernels
+    assert (kernel.algorithm.cluster_m, kernel.algorithm.tile_m, kernel.algorithm.tile_n) == (2, 128, 256)
+    assert "_c2_" in kernel.name
+    in_parts = catalog.candidates(problem.model_copy(update={"k_batch": 2}), arch="sm_90", limit=100, static=True)
+    assert in_parts
+    assert all(candidate.kernel.algorithm.cluster_m == 1 for candidate in in_parts)
+
+
 def check_order(catalog: Catalog, problem: GemmProblem) -> None:
     """The times of a problem's rows ascend."""
     asked = problem.k_batch
@@ -132,7 +142,7 @@ def test_types_without_rows_are_refused(catalog: Catalog) -> None:
         ({"m": 64, "dtype": "fp8", "scales": "row", "dtype_c": "bf16", "k_batch": 0}, (64, 64)),
         ({"m": 4096, "dtype": "int8", "scales": "block"}, (128, 256)),
         ({"groups": (256,) * 64, "dtype": "bf16"}, (128, 256)),
-        ({"groups": (8,) * 64, "dtype": "fp8", "scales": "block"}, (8, 128)),
+        ({"groups": (8,) * 64, "dtype": "fp8", "scales": "block"}, (64, 256)),
         ({"groups": (256,) * 64, "group_axis": "k", "m": 4096, "dtype": "fp16", "layout": "crr"}, (128, 256)),
     ],
 )
@@ -195,7 +205,7 @@ def test_rows_with_groups_and_scales_compile_without_spills(catalog: Catalog, fi
 
 @pytest.mark.usefixtures("nvcc")
 @pytest.mark.slow
-@pytest.mark.parametrize(("m", "num_d"), [(4096, 0), (8, 2)])
+@pytest.mark.parametrize(("m", "num_d"), [(1000, 0), (8, 2)])
 def test_selected_rows_compile_without_spills(catalog: Catalog, m: int, num_d: int) -> None:
     combined = "MultiDAdd" if num_d else "PassThrough"
     problem = GemmProblem(m=m, n=4096, k=4096, dtype="bf16", num_d=num_d, elementwise=combined)
@@ -219,8 +229,8 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, m: int, num_d: i
 
 
 def test_work_follows_the_parts_of_k_and_rows_that_are_no_vectors(catalog: Catalog) -> None:
-    sizes = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16"}
-    (kernel,) = catalog.select(GemmProblem(**sizes), arch="sm_90").kernels
+    sizes = {"m": 64, "n": 2048, "k": 8192, "dtype": "bf16"}
+    kernel = rows(catalog, "dtype = 'bf16' AND layout = 'rcr' AND tile_m = 64 AND tile_n = 64", "sm_90")[0]
 
     def work(**changes: int) -> dict[str, float]:
         terms = operation("gemm").work(GemmProblem(**{**sizes, **changes}), kernel, 132)
@@ -231,8 +241,8 @@ def test_work_follows_the_parts_of_k_and_rows_that_are_no_vectors(catalog: Catal
     assert (whole["shared"], halves["shared"]) == (0, 64 * kernel.algorithm.tile_n)
     assert (whole["waves"], halves["depth"]) == (halves["waves"], whole["depth"] / 2)
     assert work(k_batch=0) == halves, "selection reckons with the parts that a launch has"
-    assert (whole["copied"], work(k=131)["copied"]) == (0, (64 + 4096) * 131)
-    assert (whole["scattered"], work(n=4095)["scattered"]) == (0, 4095)
+    assert (whole["copied"], work(k=131)["copied"]) == (0, (64 + 2048) * 131)
+    assert (whole["scattered"], work(n=2047)["scattered"]) == (0, 64 * 64)
 
 
 def test_work_counts_operands_that_are_transposed_first(catalog: Catalog) -> None:

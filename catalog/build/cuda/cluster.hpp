@@ -20,8 +20,9 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// That without order among accesses of memory: before a block ends whose shared memory others read.
-__device__ __forceinline__ void cluster_leave() {
+// That without order among accesses of memory: before a block ends whose shared memory others read, or after
+// barrier_init_fence().
+__device__ __forceinline__ void cluster_pass() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 

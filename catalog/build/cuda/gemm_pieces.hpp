@@ -5,7 +5,7 @@
 
 namespace catalog::cuda {
 
-// Pieces of 64 rows and 64 columns, swizzled in rows of 128 bytes, leave from two places in turn. `Out` has 16 bits.
+// Pieces of 64 rows and 64 columns of C, swizzled in rows of 128 bytes, leave from two places in turn. `Out` has 16 bits.
 template <class Row, class Out>
 class GemmPieces {
     using Shape = GemmShape<Row>;
@@ -17,10 +17,9 @@ class GemmPieces {
           group(group),
           thread(static_cast<int>(threadIdx.x) % 128) {}
 
-    // `values(x, block, column)` is a function that gives element i of the eight sums from x on, which are of two rows of
-    // a block of 64 and of 16 columns of the tile from `column` on. `put(piece, row, column)`, called by one thread, has
-    // TMA store a piece; `row` and `column` are those of its first element in the tile. TMA may still read shared memory
-    // afterwards.
+    // `values(x, block, q)` is a function that gives element i of the eight sums from x on, which are of two of p in a
+    // block of 64 and of 16 of q in the tile from `q` on. `put(piece, p, q)`, called by one thread, has TMA store a piece
+    // whose first element is that of p and q in the tile. TMA may still read shared memory afterwards.
     template <class Values, class Put>
     __device__ __forceinline__ void store(const Sums& sums, Values&& values, Put&& put) {
 #pragma unroll
@@ -35,7 +34,7 @@ class GemmPieces {
                 fence_proxy_async();
                 sync();
                 if (thread == 0) {
-                    put(target, (group * Shape::blocks_p + block) * 64, 64 * piece);
+                    put(target, (group * Shape::blocks_p + block) * 64, Shape::piece_q(piece));
                     bulk_commit();
                 }
             }
@@ -60,7 +59,7 @@ class GemmPieces {
                     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                                  : "r"(target + swizzled(share * 16 + thread / 8, thread % 8 * 16)));
-                    put(block, share, 64 * piece + thread % 8 * 8, x);
+                    put(block, share, Shape::piece_q(piece) + thread % 8 * 8, x);
                 }
             }
         }
@@ -71,13 +70,18 @@ class GemmPieces {
     template <class Values>
     __device__ __forceinline__ void stage(std::uint32_t target, const Sums& sums, Values& values, int block,
                                           int piece) const {
-        const int lane = thread % 32, matrix = lane / 8;
-        const int row = thread / 32 * 16 + lane % 8 + 8 * (matrix % 2);
+        const int warp = thread / 32, in_matrix = thread % 8, below = thread / 8 % 2, right = thread / 16 % 2;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const auto value = values(&sums[block][32 * piece + 8 * j], block, 64 * piece + 16 * j);
+            const int q = Shape::piece_q(piece) + 16 * j;
+            const auto value = values(&sums[block][q / 2], block, q);
             const auto two = [&](int i) { return pack<Out>(value(i), value(i + 1)); };
-            store_matrices(target + swizzled(row, 32 * j + 16 * (matrix / 2)), two(0), two(2), two(4), two(6));
+            if constexpr (Shape::swapped)
+                store_matrices_transposed(target + swizzled(16 * j + 8 * right + in_matrix, 32 * warp + 16 * below), two(0),
+                                          two(2), two(4), two(6));
+            else
+                store_matrices(target + swizzled(16 * warp + 8 * below + in_matrix, 32 * j + 16 * right), two(0), two(2),
+                               two(4), two(6));
         }
     }
 

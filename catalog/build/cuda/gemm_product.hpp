@@ -1,6 +1,7 @@
 // The main loop of a warpgroup: it multiplies stages of P and Q that TMA has loaded into shared memory.
 #pragma once
 
+#include "cluster.hpp"
 #include "gemm_shape.hpp"
 
 namespace catalog::cuda {
@@ -72,9 +73,14 @@ class GemmProduct {
                                                  advance(of.q, at_q + unit % Shape::units_q * unit_bytes), accumulate);
     }
 
-    // The stage may be overwritten.
+    // The stage may be overwritten: by all blocks that load it.
     __device__ __forceinline__ void release(int stage) const {
-        if (lane == 0) barrier_arrive(Shape::empty(shared, stage));
+        const std::uint32_t empty = Shape::empty(shared, stage);
+        if constexpr (Shape::sharers == 1) {
+            if (lane == 0) barrier_arrive(empty);
+        } else {
+            if (lane < Shape::sharers) barrier_arrive_remote(shared_address_of(empty, lane));
+        }
     }
 
     const std::uint32_t shared;

@@ -1,8 +1,8 @@
 // What follows from a row's traits: which operand is which, and where everything lies in shared memory.
 //
 // A wgmma multiplies 64 rows of one operand with up to 256 columns of the other. P is the operand with the rows, Q the
-// one with the columns: A and B, or, for few rows of A, B and A. Then C is computed as its transpose, so that a tile of
-// 8 rows of C is not one of 64. `p` and `q` count rows of C and columns of C, or the other way round.
+// one with the columns: A and B, or B and A. Then C is computed as its transpose, so that a tile may have any multiple of
+// 8 rows of C, not of 64. `p` and `q` count rows of C and columns of C, or the other way round.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,10 @@ enum class Scales { no, row, block };
 template <class Row>
 struct GemmShape {
     using T = typename Row::dtype;
-    static constexpr bool swapped = Row::warp_tile_m < 64;
+    static constexpr bool swapped = Row::wave_n > 1;
     static constexpr int tile_p = swapped ? Row::tile_n : Row::tile_m, tile_q = swapped ? Row::tile_m : Row::tile_n;
+    // Blocks of a cluster whose tiles lie one below the other: each loads a part of Q for all.
+    static constexpr int sharers = Row::cluster_m;
     static constexpr int groups = (swapped ? Row::wave_n : Row::wave_m) / 4;  // warpgroups that compute
     static constexpr int blocks_p = tile_p / groups / 64;                     // wgmmas of one along p
     static constexpr int threads = 128 * (1 + groups);
@@ -67,12 +69,15 @@ struct GemmShape {
     static constexpr int p_bytes = tile_p * tile_k * sizeof(T), q_bytes = width_q * tile_k * sizeof(T);
     static constexpr int panel_p = (major_p == Major::k ? tile_p : tile_k) * panel_row_bytes;
     static constexpr int panel_q = (major_q == Major::k ? tile_q : tile_k) * panel_row_bytes;
+    static constexpr int load_q = panel_q / sharers;  // a block's rows of a panel
 
-    // C leaves in pieces of 64 columns: of 64 rows, or of all of a swapped tile. A warpgroup's piece has 16 KiB: one in
-    // float32, or two of C's own type.
-    static constexpr int piece_rows = swapped ? tile_q : 64;
+    // C leaves in pieces of 64 of p and 64 of q, or all of q where these are fewer. A warpgroup's piece has 16 KiB: one in
+    // float32, or two of C's own type. The last one along q begins earlier, in the one before, where q is no multiple of
+    // 64. Pieces of C's own type are whole, and without factors of columns of p.
+    static constexpr int piece_rows = swapped ? std::min(tile_q, 64) : 64;
     static constexpr int piece_bytes = piece_rows * 64 * 4, half_piece_bytes = piece_bytes / 2;
-    static constexpr int pieces_q = swapped ? 1 : tile_q / 64;
+    static constexpr int pieces_q = (tile_q + 63) / 64;
+    static constexpr bool stores_pieces = tile_q >= 64 && (!swapped || Row::scales != Scales::row);
     static constexpr int pieces = blocks_p * pieces_q;  // of a warpgroup
 
     // Offsets in bytes from a base that is aligned to 1024.
@@ -82,12 +87,17 @@ struct GemmShape {
     static constexpr int bytes = barriers + 8 * 2 * stages;
     static constexpr int alignment = 1024;
     // Pieces of the whole tile, in place of the stages, once these are no longer needed.
-    static constexpr bool can_split = groups * pieces * piece_bytes <= out;
+    static constexpr bool can_split = sharers == 1 && groups * pieces * piece_bytes <= out;
 
     static_assert(tile_p == groups * blocks_p * 64 && tile_k % in_panel_row<T> == 0 && tile_q % 8 == 0);
     static_assert(unit_q * units_q == tile_q && unit_q <= 256);
-    static_assert(swapped ? tile_q <= 64 : tile_q % 64 == 0);
+    static_assert(tile_q % 16 == 0 || (swapped && tile_q == 8));
+    static_assert(swapped || tile_q >= 64);
+    static_assert(sharers == 1 || (!swapped && load_q % 1024 == 0));
     static_assert(stage_bytes % 1024 == 0 && p_bytes % 1024 == 0 && bytes + alignment <= 232448);
+
+    // Where a piece begins along q.
+    static constexpr int piece_q(int piece) { return std::max(0, std::min(64 * (piece % pieces_q), tile_q - 64)); }
 
     static __device__ __forceinline__ std::uint32_t full(std::uint32_t base, int stage) {
         return base + barriers + 8 * stage;
@@ -100,7 +110,7 @@ struct GemmShape {
     static __device__ __forceinline__ void init(std::uint32_t base) {
         for (int i = 0; i < stages; ++i) {
             barrier_init(full(base, i), 1);
-            barrier_init(empty(base, i), 4 * groups);
+            barrier_init(empty(base, i), 4 * groups * sharers);
         }
         barrier_init_fence();
     }

@@ -33,6 +33,12 @@ __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// The same of a barrier anywhere in the cluster; `barrier` is that of shared_address_of(). Orders nothing but what tensor
+// cores have read: with the cluster's scope, it would wait for all memory accesses of the thread, for about 1000 cycles.
+__device__ __forceinline__ void barrier_arrive_remote(std::uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Arrives, and makes the phase wait for that number of bytes more.
 __device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -136,6 +142,17 @@ __device__ __forceinline__ void tma_load(std::uint32_t target, const CUtensorMap
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(target),
         "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+        : "memory");
+}
+
+// To the same place in the shared memory of several blocks of the cluster, bit i of `blocks` for block i. Each block's own
+// barrier counts the bytes.
+__device__ __forceinline__ void tma_load_multicast(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
+                                                   std::uint16_t blocks, int x0, int x1, int x2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(target),
+        "l"(map), "r"(barrier), "h"(blocks), "r"(x0), "r"(x1), "r"(x2)
         : "memory");
 }
 

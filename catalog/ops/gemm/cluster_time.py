@@ -1,7 +1,8 @@
-"""A model of the time of the kernels for NVIDIA Hopper, in which the blocks of a cluster share a tile of C.
+"""A model of the time of the kernels for NVIDIA Hopper, in which the blocks of a cluster share a tile or loads of B.
 
 The static order of ``data/arch_specs/gemm/native/sm_90.json`` is the same model in SQL; its factors are fitted to the
-times of 14 kernels on 140 products on an H200. Here it also chooses the parts of K.
+times of 24 to 34 kernels, with all parts of K, on 192 products on an H100, in bf16 and fp8. Here it also chooses the
+parts of K.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ MOST_PARTS = 8
 _LEAST_STEPS = 4
 """Minimum number of steps of a part of K that the model chooses."""
 
+_BYTES_A_CYCLE = 1785.0
+"""Of memory, where most multiprocessors read it: 3.1 TB/s."""
+
 _SHIFTED = 1.53
 """How much longer rows take to load that are no multiples of a cache line, 128 bytes: they lie in more lines. Copies of
 rows that TMA cannot read begin with lines."""
@@ -34,12 +38,14 @@ class ClusterWork:
     Attributes:
         waves: number of blocks, one after the other; blocks without parts of K go on from tile to tile.
         steps: steps of the depth, of 128 bytes each, together.
-        cycles: of these steps: the longest of products, loads, reading shared memory, and a step's latency.
+        cycles: of these steps: the longest of products, loads, and reading shared memory, and half of the time by which
+            reading A and B from memory takes longer.
         results: elements of C for each warpgroup that leave registers for memory.
         shared: elements of C for each warpgroup whose sums the blocks of a cluster add.
         scattered: elements of C for each warpgroup that are written one by one.
         scattered_sums: of these, those that the blocks of a cluster add, each for its part of the tile.
         parts: number of parts of K.
+        below: number of blocks of a cluster that share the loads of B.
     """
 
     waves: int
@@ -50,19 +56,21 @@ class ClusterWork:
     scattered: float
     scattered_sums: float
     parts: int
+    below: int
 
     @property
     def time(self) -> float:
         """The time in cycles of about 1.7 GHz, without what all kernels have in common."""
         split = self.parts > 1
         return (
-            500.0 * self.waves
+            1100.0 * self.waves
             + self.cycles
-            + 0.05 * self.results
-            + split * (2100.0 * self.waves + 5800.0 * (self.waves - 1))
-            + 0.16 * self.shared
-            + 1.0 * self.scattered
-            + 0.3 * self.scattered_sums
+            + 0.02 * self.results
+            + split * (300.0 * self.parts + 4000.0 * (self.waves - 1))
+            + 0.85 * self.shared
+            + 2.2 * self.scattered
+            + 0.85 * self.scattered_sums
+            + (self.below > 1) * 2500.0
         )
 
 
@@ -80,26 +88,39 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
     in_step = algorithm.tile_k * of_bytes / 128
     rows = _rows(problem)
     down, across = max(1, -(-rows // tile_m)), max(1, -(-problem.n // tile_n))
-    waves = max(1, -(-_tiles(problem, algorithm) * parts // resident(parts, units)))
+    below = max(1, algorithm.cluster_m)
+    tiles = -(-down // below) * below * across * max(1, problem.products) * parts
+    waves = max(1, -(-tiles // resident(parts, units)))
+    active = min(1.0, tiles / (waves * units))
     steps = waves * -(-_steps(problem, algorithm) // parts)
-    swapped = algorithm.warp_tile_m < 64
+    swapped = algorithm.wave_n > 1
     warpgroups = algorithm.wave_m * algorithm.wave_n // 4
     a_along, b_along = along_k_of(problem)
     of_a, of_b = problem.k if a_along else problem.m, problem.k if b_along else problem.n
-    loaded = _line_share(of_a * of_bytes) * rows / down + _line_share(of_b * of_bytes) * problem.n / across
+    present_m, present_n = min(tile_m, rows), min(tile_n, problem.n)
+    read_m = min(tile_m, problem.m)  # of a group, with rows of the next ones
+    loaded = _line_share(of_a * of_bytes) * read_m + _line_share(of_b * of_bytes) * present_n / below
+    # Blocks that are fewer than multiprocessors get more of the L2 cache each. It serves the blocks of a cluster that
+    # read different parts of K more slowly than neighbours that read the same rows.
+    loads = 1.9 * loaded * (0.1 + 0.9 * active) * (2.4 if parts > 1 else 1.0)
     read = (tile_n * (64 + tile_m) if swapped else tile_m * (64 + tile_n)) / 64
-    of_128 = max(0.87 * tile_m * tile_n / 32, 1.37 * loaded, 1.25 * read, 95.0)
+    of_128 = max((1.07 if below == 1 else 1.04) * tile_m * tile_n / 32, loads, 1.39 * read)
+    begin = 158 if of_bytes == 2 and in_step > 1 else 78
+    cycles = steps * (begin + in_step * of_128)
+    depth = _depth(problem)
+    memory = (rows + problem.n) * depth * max(1, problem.products) * of_bytes / _BYTES_A_CYCLE / min(1.0, 1.5 * active)
     area = waves * tile_m * tile_n / warpgroups
-    scattered = waves * rows / down * problem.n / across / warpgroups if problem.n % 8 else 0.0
+    scattered = waves * present_m * present_n / warpgroups if problem.n % 8 else 0.0
     return ClusterWork(
         waves=waves,
         steps=int(steps * in_step),
-        cycles=steps * (52 + in_step * of_128),
-        results=0.0 if swapped else area,
+        cycles=cycles + 0.5 * max(0.0, memory - cycles),
+        results=0.0 if swapped and tile_m < 64 else area,
         shared=area if parts > 1 else 0.0,
         scattered=scattered / parts,
         scattered_sums=scattered if parts > 1 else 0.0,
         parts=parts,
+        below=below,
     )
 
 
@@ -111,7 +132,7 @@ def parts_in_clusters(problem: GemmProblem, algorithm: Algorithm, units: int) ->
         algorithm: that of the kernel.
         units: number of multiprocessors.
     """
-    most = max(1, _steps(problem, algorithm) // _LEAST_STEPS)
+    most = max(1, _steps(problem, algorithm) // _LEAST_STEPS) if algorithm.cluster_m == 1 else 1
     return min(
         (parts for parts in (1, 2, 4, MOST_PARTS) if parts <= most),
         key=lambda parts: cluster_work(problem, algorithm, parts, units).time,
@@ -135,13 +156,12 @@ def _groups(problem: GemmProblem) -> int:
     return max(1, len(problem.groups or ()))
 
 
-def _tiles(problem: GemmProblem, algorithm: Algorithm) -> int:
-    return -(-_rows(problem) // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
+def _depth(problem: GemmProblem) -> int:
+    return problem.k if problem.groups is None or problem.group_axis == "m" else -(-problem.k // _groups(problem))
 
 
 def _steps(problem: GemmProblem, algorithm: Algorithm) -> int:
-    depth = problem.k if problem.groups is None or problem.group_axis == "m" else -(-problem.k // _groups(problem))
-    return -(-depth // algorithm.tile_k)
+    return -(-_depth(problem) // algorithm.tile_k)
 
 
 def _line_share(row: int) -> float:

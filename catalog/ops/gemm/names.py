@@ -90,8 +90,9 @@ _OF_GPU: tuple[Part, ...] = (
     Extents("_w", ("warp_tile_m", "warp_tile_n", "warp_tile_k")),
     Extents("_r", ("wave_m", "wave_n")),
     Extents("_s", ("num_stages",)),
+    Choice(("cluster_m",), {(1,): "", (2,): "_c2"}),
 )
-"""What names of our own kernels state in addition: the register tile; or the instruction, waves and stages."""
+"""What names of our own kernels state in addition: the register tile; or the instruction, waves, stages, clusters."""
 
 
 def type_of_c(dtype: str) -> str:

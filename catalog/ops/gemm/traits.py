@@ -154,7 +154,8 @@ class Algorithm(TraitModel):
     num_wave_groups: Count = trait(1, "groups of waves that take turns in the main loop")
     block_per_cu: Count = trait(1, "blocks per compute unit that the kernel is compiled for")
     num_stages: Count = trait(0, "tiles of A and B in shared memory; 0: the pipeline decides")
+    cluster_m: Count = trait(1, "blocks of a cluster, one below the other, that load their columns of B once")
 
 
-TRAITS = Traits(Signature, Algorithm, later=("general", "num_stages"))
+TRAITS = Traits(Signature, Algorithm, later=("general", "num_stages", "cluster_m"))
 """Every trait of GEMM by name."""

@@ -37,6 +37,7 @@ class ConvProducer {
             tma_prefetch_map(&call.gradient);
         else
             tma_prefetch_map(&call.weight);
+        if (call.plain) tma_prefetch_map(&call.out);
     }
 
     __device__ __forceinline__ void run() {
@@ -177,7 +178,7 @@ __global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
             epilogue.store(tile, items.index, sums);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
-        if (call.in_cluster) cluster_leave();  // others may still use this block's shared memory
+        if (call.in_cluster) cluster_pass();  // others may still use this block's shared memory
     }
 }
 

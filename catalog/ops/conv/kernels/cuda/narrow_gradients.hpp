@@ -28,6 +28,8 @@ class NarrowRing {
     __device__ __forceinline__ NarrowRing(const NarrowCall& call, char* memory, std::uint64_t (&loaded)[narrow_stages],
                                           int block, int part)
         : call(call), memory(shared_address(memory)), loaded(shared_address(loaded)), block(block) {
+        if (threadIdx.x == 32) tma_prefetch_map(&call.images_map);
+        if (threadIdx.x == 64) tma_prefetch_map(&call.gradient_map);
         if (threadIdx.x == 0) {
             for (int i = 0; i < call.stages; ++i) barrier_init(this->loaded + 8 * i, 1);
             barrier_init_fence();

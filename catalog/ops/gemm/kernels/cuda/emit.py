@@ -22,7 +22,7 @@ _RESULTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-_NUMBERS = ("tile_m", "tile_n", "tile_k", "wave_m", "wave_n", "warp_tile_m", "warp_tile_n", "num_stages")
+_NUMBERS = ("tile_m", "tile_n", "tile_k", "wave_m", "wave_n", "warp_tile_m", "warp_tile_n", "num_stages", "cluster_m")
 
 
 def emit(kernel: Kernel) -> str:

@@ -15,6 +15,7 @@ namespace catalog::cuda {
 struct Operand {
     CUtensorMap map;
     bool batched;  // otherwise all products of a batch share the matrix
+    int panels;    // of a stage: those that exist
 };
 
 struct OutTensor {
@@ -24,9 +25,13 @@ struct OutTensor {
 
 // What all threads read first stands first: parameters come from memory, a line at a time.
 struct GemmCall {
-    // Tiles: `tiles_m` x `tiles_n` of each product, `band` rows of them at a time.
+    // Tiles, those of a cluster below each other counted as one: `tiles_m` x `tiles_n` of each product, `band` rows of
+    // them at a time.
     int tiles_m, tiles_n, band, tiles;
     int splits;  // parts of the depth, by the blocks of a cluster; 1: none
+    int blocks;  // of a cluster
+    int stage_bytes;
+    bool shifts;  // the last tiles end with C, in the tiles before them, whose elements they write again
     int grid;
     int m, n, k;
     int groups;
@@ -79,15 +84,31 @@ inline bool describe_groups(Operand& operand, const catalog_tensor& tensor, std:
     return make_ragged_map<T>(operand.map, tensor.data, row_bytes, columns, in_panel_row<T>, box);
 }
 
-// P or Q, `extent` long, whose boxes are panels in shared memory.
-template <class T, Major major, int panel_bytes>
-inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t extent,
-                             std::int64_t k) {
-    constexpr int box = panel_bytes / panel_row_bytes;
-    if constexpr (major == Major::k)
-        return describe_operand<T>(operand, tensor, batch, extent, k, box);
-    else
+// A map of which nothing is read, though it is fetched; `data` is any address in the device's memory.
+template <class T>
+inline bool describe_nothing(Operand& operand, void* data) {
+    catalog_tensor one{};
+    one.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(data) & ~std::uintptr_t{15});
+    return describe_operand<T>(operand, one, 1, 1, 1, 8);
+}
+
+// P or Q, `extent` long, of which a stage has `bytes` in panels; boxes are the rows of panels that a block loads. What
+// would lie outside of a matrix is not loaded: TMA fills rows that do not exist more slowly than it reads others, and
+// whatever is in their place only reaches elements that are not stored.
+template <class T, Major major, int bytes, int panel_bytes, int load_bytes>
+inline bool describe_operand(GemmCall& call, Operand& operand, const catalog_tensor& tensor, std::int64_t batch,
+                             std::int64_t extent, std::int64_t k) {
+    constexpr int panels = bytes / panel_bytes, box = load_bytes / panel_row_bytes, sharers = panel_bytes / load_bytes;
+    operand.panels = panels;
+    if constexpr (major == Major::k) {
+        const int rows = sharers > 1 ? box : static_cast<int>(std::min<std::int64_t>(box, extent));
+        call.stage_bytes += panels * sharers * rows * panel_row_bytes;
+        return describe_operand<T>(operand, tensor, batch, extent, k, rows);
+    } else {
+        if (sharers == 1) operand.panels = static_cast<int>(std::min<std::int64_t>(panels, parts(extent, in_panel_row<T>)));
+        call.stage_bytes += operand.panels * panel_bytes;
         return describe_operand<T>(operand, tensor, batch, k, extent, box);
+    }
 }
 
 // The parts of the depth that a launch has if `args` asks for `num_splits`: a power of two, a block of a cluster for
@@ -106,7 +127,8 @@ inline int splits_of(const catalog_args& args) {
 // Which tiles are worked on side by side: about as many rows as columns of C, so that the L2 cache is read for most.
 template <class Row>
 inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call) {
-    const std::int64_t tiles_m = parts(args.m, Row::tile_m), tiles_n = parts(args.n, Row::tile_n);
+    constexpr int tall = Row::cluster_m * Row::tile_m;
+    const std::int64_t tiles_m = parts(args.m, tall), tiles_n = parts(args.n, Row::tile_n);
     // Each group of rows has at most one tile that is not full.
     const bool divides_rows = Row::grouped && !Row::along_depth;
     std::int64_t tiles;
@@ -119,9 +141,11 @@ inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call)
     call.splits = splits_of<Row>(args);
     std::int64_t band = 1;
     const std::int64_t area = static_cast<std::int64_t>(processors) * Row::tile_m * Row::tile_n;
-    while ((band + 1) * (band + 1) * Row::tile_m * Row::tile_m <= area) ++band;
+    while ((band + 1) * (band + 1) * tall * tall <= area) ++band;
     call.band = static_cast<int>(std::min(band, tiles_m));
-    call.grid = call.splits > 1 ? call.tiles * call.splits : std::min(call.tiles, processors);
+    call.blocks = std::max(call.splits, Row::cluster_m);
+    const int clusters = call.splits > 1 ? call.tiles : std::min(call.tiles, processors / call.blocks);
+    call.grid = clusters * call.blocks;
     return true;
 }
 
@@ -162,18 +186,24 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     const std::int64_t extent_p = Shape::swapped ? args.n : args.m, extent_q = Shape::swapped ? args.m : args.n;
     const std::int64_t products_a = Row::grouped ? 1 : args.batch, products_b = Row::along_depth ? 1 : args.batch;
     const std::int64_t products_c = Row::grouped && !Row::along_depth ? 1 : args.batch;
+    call.stage_bytes = 0;
     if (args.k > 0) {
         if constexpr (Row::along_depth) {
             if (!describe_groups<T>(call.p, p, args.k, extent_p, Row::tile_k, call.p_row) ||
                 !describe_groups<T>(call.q, q, args.k, extent_q, Row::tile_k, call.q_row))
                 return false;
+            call.stage_bytes = Shape::stage_bytes;
         } else {
             const std::int64_t products_p = Shape::swapped ? products_b : products_a;
             const std::int64_t products_q = Shape::swapped ? products_a : products_b;
-            if (!describe_operand<T, Shape::major_p, Shape::panel_p>(call.p, p, products_p, extent_p, args.k) ||
-                !describe_operand<T, Shape::major_q, Shape::panel_q>(call.q, q, products_q, extent_q, args.k))
+            if (!describe_operand<T, Shape::major_p, Shape::p_bytes, Shape::panel_p, Shape::panel_p>(
+                    call, call.p, p, products_p, extent_p, args.k) ||
+                !describe_operand<T, Shape::major_q, Shape::q_bytes, Shape::panel_q, Shape::load_q>(
+                    call, call.q, q, products_q, extent_q, args.k))
                 return false;
         }
+    } else if (!describe_nothing<T>(call.p, args.c.data) || !describe_nothing<T>(call.q, args.c.data)) {
+        return false;
     }
     const auto out = [&](const catalog_tensor& tensor) {
         return OutTensor{tensor.data, products_c > 1 ? tensor.stride_batch : 0, args.m > 1 ? tensor.stride_outer : 0};
@@ -194,6 +224,8 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     call.activation = args.activation;
     call.m = static_cast<int>(args.m);
     call.n = static_cast<int>(args.n);
+    // What is written twice must not be read between.
+    call.shifts = args.beta == 0 && args.d0.data != args.c.data && args.d1.data != args.c.data;
     call.k = static_cast<int>(args.k);
     const auto whole = [](const OutTensor& tensor) {
         return aligned(tensor.data) && tensor.batch % 8 == 0 && tensor.row % 8 == 0;
@@ -201,7 +233,7 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     call.vectors = args.n % 8 == 0 && whole(call.c) && (Row::num_d < 1 || whole(call.d[0])) &&
                    (Row::num_d < 2 || whole(call.d[1])) && aligned(call.bias);
     const auto forward = [](std::int64_t extent, std::int64_t stride) { return extent == 1 || stride > 0; };
-    call.plain = !Shape::swapped && sizeof(Out) == 2 && forward(args.m, call.c.row) && whole(call.c) &&
+    call.plain = Shape::stores_pieces && sizeof(Out) == 2 && forward(args.m, call.c.row) && whole(call.c) &&
                  forward(products_c, call.c.batch) && Row::num_d == 0 && !call.bias && args.beta == 0 &&
                  args.activation == CATALOG_PASS_THROUGH;
     if (call.plain) {

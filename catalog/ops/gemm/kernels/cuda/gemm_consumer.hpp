@@ -30,7 +30,7 @@ class GemmConsumer : GemmProduct<Row> {
                 multiply_promoted(tiles, sums);
             else
                 multiply(tiles.end_step() - tiles.first_step(), sums);
-            if constexpr (!Shape::swapped && sizeof(typename Row::out) == 2)
+            if constexpr (Shape::stores_pieces && sizeof(typename Row::out) == 2)
                 if (call.plain && call.splits == 1) {
                     epilogue.store_plain(tiles.tile(), sums);
                     continue;

@@ -160,9 +160,9 @@ class GemmEpilogue {
 
     // TMA may still read shared memory afterwards.
     __device__ __forceinline__ void store_plain(const GemmTile& tile, const Sums& sums) {
-        const auto values = [&](const Sum* x, int block, int column) {
+        const auto values = [&](const Sum* x, int block, int q) {
             Factors of;
-            find_factors(tile, block, column, of);
+            find_factors(tile, block, q, of);
             return [=, alpha = call.alpha](int i) {
                 const float sum = static_cast<float>(x[i]);
                 if constexpr (Row::scales == Scales::row)
@@ -171,8 +171,9 @@ class GemmEpilogue {
                     return alpha * sum;
             };
         };
-        pieces.store(sums, values, [&](std::uint32_t piece, int row, int column) {
-            if (tile.m + row < tile.end_m) store_rows(tile, piece, tile.n + column, tile.m + row);
+        pieces.store(sums, values, [&](std::uint32_t piece, int p, int q) {
+            const int m = tile.m + (Shape::swapped ? q : p), n = tile.n + (Shape::swapped ? p : q);
+            if (m < tile.end_m) store_rows(tile, piece, n, m);
         });
     }
 
@@ -227,9 +228,9 @@ class GemmEpilogue {
         }
     }
 
-    // The sums of a piece, 32 of each thread, or those of all columns of a swapped tile.
+    // The sums of a piece.
     static __device__ __forceinline__ const Sum* sums_of(const Sums& sums, int piece) {
-        return &sums[piece / Shape::pieces_q][piece % Shape::pieces_q * 32];
+        return &sums[piece / Shape::pieces_q][Shape::piece_q(piece) / 2];
     }
 
     // Of this warpgroup.
@@ -280,7 +281,7 @@ class GemmEpilogue {
 
     // Those of a swapped tile as its transpose.
     __device__ __forceinline__ void write_sums(std::uint32_t piece, const Sum* sums) const {
-        constexpr int columns = Shape::swapped ? Shape::tile_q : 64;
+        constexpr int columns = Shape::swapped ? Shape::piece_rows : 64;
         const int lane = thread % 32, first_p = thread / 32 * 16 + lane / 4, first_q = lane % 4 * 2;
         const auto each = [&](auto&& put) {
 #pragma unroll
@@ -302,22 +303,24 @@ class GemmEpilogue {
     // Part `part` of a piece, one of `splits` of equal size.
     __device__ __forceinline__ void finish_piece(const GemmTile& tile, int piece, std::uint32_t address, int part,
                                                  int splits) const {
-        const int p = (group * Shape::blocks_p + piece / Shape::pieces_q) * 64, q = piece % Shape::pieces_q * 64;
-        const int first_row = tile.m + (Shape::swapped ? 0 : p), first_column = tile.n + (Shape::swapped ? p : q);
+        const int p = (group * Shape::blocks_p + piece / Shape::pieces_q) * 64;
+        const int q = Shape::piece_q(piece), done = piece % Shape::pieces_q * 64 - q;  // along q, in the piece before
         if (call.vectors)
-            finish_part<8>(tile, first_row, first_column, address, part, splits);
+            finish_part<8>(tile, p, q, done, address, part, splits);
         else
-            finish_part<1>(tile, first_row, first_column, address, part, splits);
+            finish_part<1>(tile, p, q, done, address, part, splits);
     }
 
     template <int width>
-    __device__ __forceinline__ void finish_part(const GemmTile& tile, int first_row, int first_column,
-                                                std::uint32_t address, int part, int splits) const {
+    __device__ __forceinline__ void finish_part(const GemmTile& tile, int p, int q, int done, std::uint32_t address,
+                                                int part, int splits) const {
         constexpr int in_row = 64 / width, apart = 128 / in_row;  // rows of a thread
         constexpr int at_once = width == 1 ? 4 : 1;               // so that threads wait less for single elements
+        const int first_row = tile.m + (Shape::swapped ? q : p), first_column = tile.n + (Shape::swapped ? p : q);
+        const int done_rows = Shape::swapped ? done : 0, done_columns = Shape::swapped ? 0 : done;
         const int count = Shape::piece_rows / splits, column = thread % in_row * width;
         const int end = min((part + 1) * count, tile.end_m - first_row);
-        if (first_column + column >= call.n) return;
+        if (column < done_columns || first_column + column >= call.n) return;
         for (int first = part * count + thread / in_row; first < end; first += at_once * apart) {
             Sum x[at_once][width] = {};
             const auto each = [&](auto&& add) {
@@ -333,7 +336,7 @@ class GemmEpilogue {
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
                 const int row = first + i * apart;
-                if (row < end) finish<Row>(call, tile, first_row + row, first_column + column, x[i]);
+                if (done_rows <= row && row < end) finish<Row>(call, tile, first_row + row, first_column + column, x[i]);
             }
         }
     }

@@ -25,15 +25,35 @@ struct TilePlace {
     }
 };
 
-// Those of products of the same size. A block takes a part of their depth.
+// TMA begins at multiples of 16 bytes along the axis in which a matrix is contiguous.
+inline constexpr int first_multiple = 8;
+
+// The first row of a tile that would begin at `m`, of a product whose rows are those from `first` to `end`.
+template <class Row>
+__device__ __forceinline__ int shifted_row(const GemmCall& call, int m, int first, int end) {
+    constexpr int multiple = GemmShape<Row>::a_along ? 1 : first_multiple;
+    return call.shifts ? max(first, min(m, (end - Row::tile_m + multiple - 1) / multiple * multiple)) : m;
+}
+
+// The first column of a tile that would begin at `n`. A tile has columns of one block of scales.
+template <class Row>
+__device__ __forceinline__ int shifted_column(const GemmCall& call, int n) {
+    constexpr int multiple = first_multiple;
+    if (Row::scales == Scales::block || !call.shifts) return n;
+    return max(0, min(n, (call.n - Row::tile_n + multiple - 1) / multiple * multiple));
+}
+
+// Those of products of the same size. A block takes a part of their depth; or the blocks of a cluster have tiles one
+// below the other, which are counted as one.
 template <class Row>
 class ProductTiles {
    public:
     __device__ __forceinline__ explicit ProductTiles(const GemmCall& call) : call(call) {
         const int place = static_cast<int>(blockIdx.x), part = place % call.splits;
         const int steps = (call.k + Row::tile_k - 1) / Row::tile_k;
-        index = place / call.splits;
-        clusters = call.grid / call.splits;
+        index = place / call.blocks;
+        below = Row::cluster_m > 1 ? place % Row::cluster_m : 0;
+        clusters = call.grid / call.blocks;
         first = steps * part / call.splits;  // far from overflowing: there are at most 2^24 steps
         end = steps * (part + 1) / call.splits;
     }
@@ -46,12 +66,13 @@ class ProductTiles {
     __device__ __forceinline__ GemmTile tile() const {
         const int of_product = call.tiles_m * call.tiles_n, batch = index / of_product;
         const TilePlace place(index - batch * of_product, call.tiles_m, call.tiles_n, call.band);
-        return {batch, place.row * Row::tile_m, place.column * Row::tile_n, 0, call.m, 0, call.k};
+        const int m = (place.row * Row::cluster_m + below) * Row::tile_m, n = place.column * Row::tile_n;
+        return {batch, shifted_row<Row>(call, m, 0, call.m), shifted_column<Row>(call, n), 0, call.m, 0, call.k};
     }
 
    private:
     const GemmCall& call;
-    int index, clusters, first, end;
+    int index, below, clusters, first, end;
 };
 
 // Those of all groups. Where groups are starts in the device's memory: the host knows how many tiles there may be.
@@ -77,8 +98,9 @@ class GroupTiles {
     __device__ __forceinline__ GemmTile tile() const {
         const TilePlace place(index - before, down(), call.tiles_n, call.band);
         const int m = place.row * Row::tile_m, n = place.column * Row::tile_n;
-        if constexpr (Row::along_depth) return {group, m, n, 0, call.m, start, end};
-        return {group, start + m, n, start, end, 0, call.k};
+        if constexpr (Row::along_depth)
+            return {group, shifted_row<Row>(call, m, 0, call.m), shifted_column<Row>(call, n), 0, call.m, start, end};
+        return {group, shifted_row<Row>(call, start + m, start, end), shifted_column<Row>(call, n), start, end, 0, call.k};
     }
 
    private:

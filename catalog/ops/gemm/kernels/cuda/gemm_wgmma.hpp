@@ -4,7 +4,8 @@
 // A block has one warp that loads through TMA, and warpgroups that compute, each of 64 or 128 rows of a tile. Blocks
 // work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. With
 // several parts of the depth, the blocks of a cluster share a tile, a part for each, and add their sums through each
-// other's shared memory. The structure, warps that load and persistent warpgroups that compute, is that of CUTLASS's
+// other's shared memory. Or the blocks of a cluster have tiles one below the other and load what they share of Q once.
+// The structure, warps that load and persistent warpgroups that compute, is that of CUTLASS's
 // kernels for Hopper.
 //
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
@@ -14,10 +15,10 @@
 //         static constexpr bool a_along = true, b_along = true;          // contiguous along the depth
 //         static constexpr bool given_a_along = true, given_b_along = true;  // the same of the tensors of a call
 //         static constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of C, and a stage of the depth
-//         static constexpr int wave_m = 8, wave_n = 1;                   // warps that compute
-//         static constexpr int warp_tile_m = 64;                         // less: C is computed as its transpose
-//         static constexpr int warp_tile_n = 256;                        // columns of a wgmma, unless less
+//         static constexpr int wave_m = 8, wave_n = 1;                   // warps that compute; wave_n > 1: the transpose of C
+//         static constexpr int warp_tile_m = 64, warp_tile_n = 256;      // a wgmma, or its transpose
 //         static constexpr int num_stages = 4;
+//         static constexpr int cluster_m = 1;                        // blocks that share the loads of B
 //         static constexpr int num_d = 0;
 //         static constexpr bool multiplies = false;                      // D tensors are factors
 //         static constexpr auto scales = catalog::cuda::Scales::no;      // of A and B
@@ -43,10 +44,11 @@ class GemmProducer {
    public:
     __device__ __forceinline__ GemmProducer(const GemmCall& call, std::uint32_t shared) : call(call), shared(shared) {}
 
+    // Maps come from memory, as parameters do: the first ones are asked for before any parameter is read.
     static __device__ __forceinline__ void prefetch(const GemmCall& call) {
-        if (call.k == 0) return;  // there are no maps
         tma_prefetch_map(&call.p.map);
         tma_prefetch_map(&call.q.map);
+        if (call.plain) tma_prefetch_map(&call.c_map);
     }
 
     __device__ __forceinline__ void run() {
@@ -61,7 +63,7 @@ class GemmProducer {
                 const std::uint32_t full = Shape::full(shared, ring.stage);
                 const std::uint32_t target = shared + ring.stage * Shape::stage_bytes;
                 barrier_wait(Shape::empty(shared, ring.stage), ring.phase ^ 1);
-                barrier_arrive_expect(full, Shape::stage_bytes);
+                barrier_arrive_expect(full, call.stage_bytes);
                 const int depth = step * Shape::tile_k;
                 const std::uint32_t target_q = target + Shape::p_bytes;
                 if constexpr (Row::along_depth) {
@@ -69,25 +71,41 @@ class GemmProducer {
                     load_rows<Shape::q_bytes, Shape::panel_q>(call.q, target_q, full, q, depth, rows_q);
                 } else {
                     load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
-                    load<Shape::major_q, Shape::q_bytes, Shape::panel_q>(call.q, target_q, full, q, depth, tile.batch);
+                    load<Shape::major_q, Shape::q_bytes, Shape::panel_q, Shape::sharers>(call.q, target_q, full, q,
+                                                                                         depth, tile.batch);
                 }
                 ring.next();
             }
         }
+        if constexpr (Shape::sharers > 1) await_sharers(ring);
     }
 
    private:
-    // An operand's part of a stage: as many bytes as the barrier expects, wherever the tensor ends.
-    template <Major major, int bytes, int panel_bytes>
+    // Until the other blocks, too, have arrived for the last time at the barriers of this one, which ends after that.
+    __device__ __forceinline__ void await_sharers(Ring<Shape::stages> ring) const {
+        for (int i = 0; i < Shape::stages; ++i, ring.next())
+            barrier_wait(Shape::empty(shared, ring.stage), ring.phase ^ 1);
+    }
+
+    // An operand's part of a stage. Of an operand that blocks share, each loads its rows of every panel.
+    template <Major major, int bytes, int panel_bytes, int sharers = 1>
     static __device__ __forceinline__ void load(const Operand& operand, std::uint32_t target, std::uint32_t full,
                                                 int first, int depth, int batch) {
         constexpr bool along = major == Major::k;
         constexpr int columns = in_panel_row<typename Row::dtype>;
         static_assert(bytes % panel_bytes == 0);
+        const int row = static_cast<int>(blockIdx.x) % sharers * (panel_bytes / sharers / panel_row_bytes);
+        const int x1 = (along ? first : depth) + row, x2 = operand.batched ? batch : 0;
 #pragma unroll
-        for (int panel = 0; panel < bytes / panel_bytes; ++panel)
-            tma_load(target + panel * panel_bytes, &operand.map, full, (along ? depth : first) + columns * panel,
-                     along ? first : depth, operand.batched ? batch : 0);
+        for (int panel = 0; panel < bytes / panel_bytes; ++panel) {
+            const std::uint32_t to = target + panel * panel_bytes + row * panel_row_bytes;
+            const int x0 = (along ? depth : first) + columns * panel;
+            if (!along && panel >= operand.panels) break;
+            if constexpr (sharers > 1)
+                tma_load_multicast(to, &operand.map, full, (1 << sharers) - 1, x0, x1, x2);
+            else
+                tma_load(to, &operand.map, full, x0, x1, x2);
+        }
     }
 
     // The same, of a group of the depth: zeros follow it.
@@ -105,6 +123,15 @@ class GemmProducer {
     const std::uint32_t shared;
 };
 
+// Until all blocks that use this block's barriers can.
+template <class Row>
+__device__ __forceinline__ void await_barriers() {
+    if constexpr (GemmShape<Row>::sharers > 1)
+        cluster_pass();  // what init() wrote was released to the cluster
+    else
+        __syncthreads();
+}
+
 template <class Row>
 __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const __grid_constant__ GemmCall call) {
     using Shape = GemmShape<Row>;
@@ -119,13 +146,13 @@ __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const _
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
         if (threadIdx.x == 0) GemmProducer<Row>::prefetch(call);
-        __syncthreads();
+        await_barriers<Row>();
         if (threadIdx.x == 0) GemmProducer<Row>(call, shared).run();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
-        __syncthreads();
+        await_barriers<Row>();
         GemmConsumer<Row>(call, shared, warpgroup - 1).run();
-        if (call.splits > 1) cluster_leave();  // others may still use this block's shared memory
+        if (call.splits > 1) cluster_pass();  // others may still use this block's shared memory
     }
 }
 
@@ -141,7 +168,7 @@ inline catalog_status launch_readable(const catalog_args& args, cudaStream_t str
     GemmCall call;
     if (!describe_call<Row>(args, call) || !plan_tiles<Row>(args, processors, call)) return CATALOG_BAD_ARGUMENT;
     KernelLaunch launch(static_cast<unsigned>(call.grid), Shape::threads, bytes, stream, start);
-    return launch.in_clusters(call.splits).run(gemm_wgmma<Row>, call);
+    return launch.in_clusters(call.blocks).run(gemm_wgmma<Row>, call);
 }
 
 // Operands of 8 bits and groups of the depth are read in one layout: others are transposed.

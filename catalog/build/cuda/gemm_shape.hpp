@@ -114,6 +114,9 @@ struct GemmShape {
         }
         barrier_init_fence();
     }
+
+    // After init(), by all threads of a block, each warp where it goes on.
+    static __device__ __forceinline__ void await_init() { named_barrier_sync(9, threads); }
 };
 
 // Stages of a row where it computes groups of the depth, whose rows in shared memory are those of the depth: as many as

@@ -163,11 +163,11 @@ __global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
         if (threadIdx.x == 0) ConvProducer<Row>::prefetch(call);
-        __syncthreads();
+        Shape::await_init();
         if (threadIdx.x == 0) ConvProducer<Row>(call, shared).run();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
-        __syncthreads();
+        Shape::await_init();
         const int group = warpgroup - 1;
         float sums[Shape::blocks_p][Shape::tile_q / 2];
         GemmProduct<ConvTraits<Row>> product(shared, group);

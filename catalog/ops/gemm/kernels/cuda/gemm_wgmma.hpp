@@ -123,15 +123,6 @@ class GemmProducer {
     const std::uint32_t shared;
 };
 
-// Until all blocks that use this block's barriers can.
-template <class Row>
-__device__ __forceinline__ void await_barriers() {
-    if constexpr (GemmShape<Row>::sharers > 1)
-        cluster_pass();  // what init() wrote was released to the cluster
-    else
-        __syncthreads();
-}
-
 template <class Row>
 __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const __grid_constant__ GemmCall call) {
     using Shape = GemmShape<Row>;
@@ -139,18 +130,22 @@ __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const _
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
     // Code that a block has not run yet comes from memory, as its parameters do. So each warp goes to its own code before
-    // it waits for the barriers, and the warp that loads leaves them to another.
+    // it waits for the barriers, unless other blocks use them, and the warp that loads leaves them to another.
     if (threadIdx.x == 32) Shape::init(shared);
+    if constexpr (Shape::sharers > 1) {
+        __syncwarp();
+        cluster_pass();  // init() released the barriers to the cluster
+    }
     wait_for_last_kernel();
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
         if (threadIdx.x == 0) GemmProducer<Row>::prefetch(call);
-        await_barriers<Row>();
+        if constexpr (Shape::sharers == 1) Shape::await_init();
         if (threadIdx.x == 0) GemmProducer<Row>(call, shared).run();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
-        await_barriers<Row>();
+        if constexpr (Shape::sharers == 1) Shape::await_init();
         GemmConsumer<Row>(call, shared, warpgroup - 1).run();
         if (call.splits > 1) cluster_pass();  // others may still use this block's shared memory
     }

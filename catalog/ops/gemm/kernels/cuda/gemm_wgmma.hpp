@@ -5,8 +5,7 @@
 // work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. With
 // several parts of the depth, the blocks of a cluster share a tile, a part for each, and add their sums through each
 // other's shared memory. Or the blocks of a cluster have tiles one below the other and load what they share of Q once.
-// The structure, warps that load and persistent warpgroups that compute, is that of CUTLASS's
-// kernels for Hopper.
+// The structure, warps that load and persistent warpgroups that compute, is that of CUTLASS's kernels for Hopper.
 //
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //
@@ -15,10 +14,10 @@
 //         static constexpr bool a_along = true, b_along = true;          // contiguous along the depth
 //         static constexpr bool given_a_along = true, given_b_along = true;  // the same of the tensors of a call
 //         static constexpr int tile_m = 128, tile_n = 256, tile_k = 64;  // of C, and a stage of the depth
-//         static constexpr int wave_m = 8, wave_n = 1;                   // warps that compute; wave_n > 1: the transpose of C
-//         static constexpr int warp_tile_m = 64, warp_tile_n = 256;      // a wgmma, or its transpose
+//         static constexpr int wave_m = 8, wave_n = 1;  // warps that compute; wave_n > 1: C's transpose
+//         static constexpr int warp_tile_m = 64, warp_tile_n = 256;  // a wgmma, or its transpose
 //         static constexpr int num_stages = 4;
-//         static constexpr int cluster_m = 1;                        // blocks that share the loads of B
+//         static constexpr int cluster_m = 1;  // blocks that share the loads of B
 //         static constexpr int num_d = 0;
 //         static constexpr bool multiplies = false;                      // D tensors are factors
 //         static constexpr auto scales = catalog::cuda::Scales::no;      // of A and B

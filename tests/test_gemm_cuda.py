@@ -186,13 +186,15 @@ def test_groups_of_k_are_not_of_8_bits(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
+        {"m": 4096, "dtype": "bf16"},
+        {"m": 300, "dtype": "bf16", "layout": "rrr"},
         {"m": 8192, "dtype": "fp8", "scales": "block"},
         {"m": 100, "dtype": "int8", "layout": "rrr", "scales": "row"},
         {"groups": (256,) * 64, "dtype": "bf16"},
         {"groups": (8,) * 64, "dtype": "bf16", "layout": "crr"},
     ],
 )
-def test_rows_with_groups_and_scales_compile_without_spills(catalog: Catalog, fields: dict[str, Any]) -> None:
+def test_rows_with_clusters_groups_and_scales_compile_without_spills(catalog: Catalog, fields: dict[str, Any]) -> None:
     (kernel,) = catalog.select(GemmProblem(n=4096, k=4096, **fields), arch="sm_90").kernels
     catalog.build(kernel)
     query = Query(

@@ -6,21 +6,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import missing
-from cuda_gpu import ARCH, RUNS, Row, need_gpu, part
+from cuda_gpu import ARCH, RUNS, Row, build, need_gpu, part
 
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.ops.attention.fields import Op
 from catalog.runtime.catalog import Catalog
+from catalog.schema.kernel import Kernel
 
 need_gpu()
 pytest_plugins = ("cuda_fixtures",)
 
-TOOLS = ("memcheck", "racecheck")
+TOOLS = ("memcheck", "racecheck", "synccheck")
 
 FLAWED = """
 __global__ void flawed(int* memory) {
@@ -40,7 +41,14 @@ int main() {
 FLAWS = {
     "memcheck": ({"BARRIER": "__syncthreads();", "INTS": "63"}, "Invalid __global__ write of size 4 bytes"),
     "racecheck": ({"BARRIER": "", "INTS": "64"}, "Race reported between"),
+    "synccheck": ({"BARRIER": "if (threadIdx.x % 32 < 16) __syncthreads();", "INTS": "64"}, "Barrier error detected"),
 }
+PRODUCTS = {
+    "gemm": "dtype = 'bf16' AND (family = 'universal' AND layout IN ('rcr', 'crr')"
+    " OR family = 'grouped' AND tile_m = 128)",
+    "conv": "dtype = 'bf16' AND ndim = 2",
+}
+"""Tiles of every form, all directions of convolutions."""
 
 
 def watched(tool: str, *command: object) -> subprocess.CompletedProcess[str]:
@@ -52,17 +60,29 @@ def watched(tool: str, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
 
 
+def finds_nothing(tool: str, database: Path, op: str, kernels: Sequence[Kernel]) -> None:
+    script = Path(__file__).with_name("sanitize_cuda.py")
+    done = watched(tool, sys.executable, script, database, op, *(kernel.id for kernel in kernels))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert re.search(rf"^{len(kernels)}$", done.stdout, re.MULTILINE), "every row ran"
+    assert re.search(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)", done.stdout), done.stdout[-4000:]
+
+
 @pytest.mark.parametrize(("op", "number"), RUNS)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_sanitizer_finds_nothing(
     catalog: Catalog, tested: Mapping[Op, list[Row]], tool: str, op: Op, number: int
 ) -> None:
-    listed = part(tested[op], number)
-    script = Path(__file__).with_name("sanitize_cuda.py")
-    done = watched(tool, sys.executable, script, catalog.path, op, *(row.kernel.id for row in listed))
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert re.search(rf"^{len(listed)}$", done.stdout, re.MULTILINE), "every row ran"
-    assert re.search(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)", done.stdout), done.stdout[-4000:]
+    finds_nothing(tool, catalog.path, op, [row.kernel for row in part(tested[op], number)])
+
+
+@pytest.mark.parametrize("operation", PRODUCTS)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_sanitizer_finds_nothing_in_products(catalog: Catalog, tool: str, operation: str) -> None:
+    catalog.populate(ARCH, operation=operation)
+    kernels = catalog.kernels(PRODUCTS[operation], arch=ARCH, operation=operation)[:: 5 if operation == "gemm" else 2]
+    build(catalog, kernels)
+    finds_nothing(tool, catalog.path, operation, kernels)
 
 
 @pytest.mark.parametrize("tool", TOOLS)

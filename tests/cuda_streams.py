@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from cuda_gpu import ARCH, need_gpu
 
 from catalog.errors import TensorError
 from catalog.ops.attention.problem import Problem
+from catalog.ops.conv.problem import ConvProblem
+from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.plan import Plan
 
@@ -123,6 +126,63 @@ def test_a_captured_plan_replays_into_the_tensors_that_it_made(torch: Any, catal
         given["q"].normal_()
         graph.replay()
         assert close(torch, o, attention(torch, problem, given))
+
+
+CHAINS = {
+    "few rows": GemmProblem(m=16, n=1024, k=1024, dtype="bf16", layout="rcr"),
+    "parts of K": GemmProblem(m=64, n=1024, k=1024, dtype="bf16", layout="rcr", k_batch=4),
+    "many rows": GemmProblem(m=3000, n=1024, k=1024, dtype="bf16", layout="rcr"),
+    "convolution": ConvProblem(n=8, c=64, k=64, size=(33, 29), filter=(3, 3), pad=(1, 1), dtype="bf16"),
+    "copied convolution": ConvProblem(n=8, c=72, k=72, size=(33, 29), filter=(3, 3), pad=(1, 1), dtype="bf16"),
+    "convolution of few channels": ConvProblem(n=8, c=4, k=4, size=(33, 29), filter=(3, 3), pad=(1, 1), dtype="bf16"),
+}
+"""Problems whose result has the shape of their first operand."""
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_kernels_that_start_early_wait_for_what_they_read(torch: Any, catalog: Catalog, name: str) -> None:
+    """Each launch reads what the last one wrote, and overwrites what the last one read."""
+    problem = CHAINS[name]
+    catalog.populate(ARCH, operation=problem.operation)
+    plan = catalog.select(problem, arch=ARCH)
+    operand, weight = problem.needed
+    [made] = problem.made
+    shape, of_weight = problem.shapes[operand], problem.shapes[weight]
+    depth = math.prod(of_weight) // of_weight[0]
+    weights = [torch.randn(of_weight, device="cuda").mul_(depth**-0.5).bfloat16() for _ in range(12)]
+    first = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    pair = [first.clone(), torch.empty_like(first)]
+    calls = [
+        plan.bind({operand: pair[i % 2], weight: one}, outputs={made: pair[1 - i % 2]}) for i, one in enumerate(weights)
+    ]
+
+    def chain() -> None:
+        pair[0].copy_(first)
+        for call in calls:
+            call.enqueue()
+
+    chain()
+    torch.cuda.synchronize()
+    expected = first
+    for one in weights:
+        expected = plan.run({operand: expected, weight: one}).outputs[made]
+    assert torch.equal(pair[0], expected)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        chain()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            chain()
+        torch.cuda.current_stream().wait_stream(side)
+        again = pair[0] * 1
+    for _ in range(20):
+        pair[0].fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(again, expected)
+    for _ in range(20):
+        torch.cuda._sleep(100_000)
+        chain()
+        assert torch.equal(pair[0], expected)
 
 
 def test_numpy_arrays_end_no_capture(torch: Any, catalog: Catalog) -> None:

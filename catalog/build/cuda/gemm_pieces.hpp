@@ -5,7 +5,8 @@
 
 namespace catalog::cuda {
 
-// Pieces of 64 rows and 64 columns of C, swizzled in rows of 128 bytes, leave from two places in turn. `Out` has 16 bits.
+// Pieces of 64 of p and up to 64 of q, swizzled in rows of C of 128 bytes, leave from two places in turn. `Out` has 16
+// bits.
 template <class Row, class Out>
 class GemmPieces {
     using Shape = GemmShape<Row>;
@@ -41,8 +42,8 @@ class GemmPieces {
         }
     }
 
-    // The same by all threads: `put(block, share, column, values)` writes eight elements of the row share * 16 +
-    // thread / 8 of a block of 64 rows, in the columns from `column` of the tile on.
+    // The same by all threads: `put(block, piece, share, values)` writes eight elements of the row share * 16 + thread / 8
+    // of a piece, in the columns from thread % 8 * 8 on, in the order of C.
     template <class Values, class Put>
     __device__ __forceinline__ void store_by_threads(const Sums& sums, Values&& values, Put&& put) {
 #pragma unroll
@@ -54,25 +55,27 @@ class GemmPieces {
                 stage(target, sums, values, block, piece);
                 sync();
 #pragma unroll
-                for (int share = 0; share < 4; ++share) {
+                for (int share = 0; share < rows / 16; ++share) {
                     uint4 x;
                     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                                  : "r"(target + swizzled(share * 16 + thread / 8, thread % 8 * 16)));
-                    put(block, share, Shape::piece_q(piece) + thread % 8 * 8, x);
+                    put(block, piece, share, x);
                 }
             }
         }
     }
 
    private:
+    static constexpr int rows = Shape::piece_rows;
+
     // A piece's values, rounded, into shared memory.
     template <class Values>
     __device__ __forceinline__ void stage(std::uint32_t target, const Sums& sums, Values& values, int block,
                                           int piece) const {
         const int warp = thread / 32, in_matrix = thread % 8, below = thread / 8 % 2, right = thread / 16 % 2;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < (Shape::swapped ? rows : 64) / 16; ++j) {
             const int q = Shape::piece_q(piece) + 16 * j;
             const auto value = values(&sums[block][q / 2], block, q);
             const auto two = [&](int i) { return pack<Out>(value(i), value(i + 1)); };

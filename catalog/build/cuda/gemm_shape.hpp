@@ -36,7 +36,7 @@ struct GemmShape {
     static constexpr int sharers = Row::cluster_m;
     static constexpr int groups = (swapped ? Row::wave_n : Row::wave_m) / 4;  // warpgroups that compute
     static constexpr int blocks_p = tile_p / groups / 64;                     // wgmmas of one along p
-    static constexpr int threads = 128 * (1 + groups);
+    static constexpr int computing = 128 * groups, threads = 128 + computing;
     static constexpr int stages = Row::num_stages, tile_k = Row::tile_k;
     // Operands of 8 bits are multiplied along the depth alone: others are transposed before.
     static constexpr bool a_along = Row::a_along || sizeof(T) == 1, b_along = Row::b_along || sizeof(T) == 1;
@@ -106,7 +106,7 @@ struct GemmShape {
         return base + barriers + 8 * (stages + stage);
     }
 
-    // By one thread.
+    // By one thread of a warp, which await_init() and await_init_to_load() wait for.
     static __device__ __forceinline__ void init(std::uint32_t base) {
         for (int i = 0; i < stages; ++i) {
             barrier_init(full(base, i), 1);
@@ -115,8 +115,14 @@ struct GemmShape {
         barrier_init_fence();
     }
 
-    // After init(), by all threads of a block, each warp where it goes on.
-    static __device__ __forceinline__ void await_init() { named_barrier_sync(9, threads); }
+    // The warp of init() says that it is over; the warp that loads and those that compute wait for it where they go on.
+    // These are two barriers: compute-sanitizer wants all threads to wait for one in the same place.
+    static __device__ __forceinline__ void announce_init() {
+        named_barrier_arrive(9, computing + 32);
+        named_barrier_arrive(10, 64);
+    }
+    static __device__ __forceinline__ void await_init() { named_barrier_sync(9, computing + 32); }
+    static __device__ __forceinline__ void await_init_to_load() { named_barrier_sync(10, 64); }
 };
 
 // Stages of a row where it computes groups of the depth, whose rows in shared memory are those of the depth: as many as

@@ -113,12 +113,17 @@ inline std::int64_t clusters_at_a_time(std::int64_t blocks, int processors) {
 // and read once, by another kernel.
 template <class Row>
 inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors) {
+    if constexpr (ConvShape<Row>::swapped) return 1;
     constexpr double area = Row::tile_m * Row::tile_n, loaded = Row::tile_m + Row::tile_n;
     constexpr double groups = ConvShape<Row>::groups;
-    constexpr double step = 0.0226 + std::max(0.0000182 * area, 0.00107 * loaded);
-    constexpr double fixed = 0.84 + 0.0000398 * area / groups, launch = 8.7, of_sum = 0.000001;
+    constexpr double read = Row::tile_m * (64 + Row::tile_n) / 64.0;  // from shared memory
+    constexpr bool weighs = Row::direction == Direction::bwd_weight;
+    constexpr double step = weighs ? 0.1208 + std::max({0.0000126 * area, 0.00088 * loaded, 0.0006 * read})
+                                   : 0.0283 + std::max({0.0000181 * area, 0.000913 * loaded, 0.000654 * read});
+    constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.666 + 0.0000389 * area / groups;
+    constexpr double launch = 8.7, of_sum = weighs ? 0.0000021 : 0.000001;
     constexpr double shared = 1.24 + 0.0000944 * area / groups, of_part = 1.0, next_cluster = 3.4;
-    constexpr double of_block = 0.000015 * loaded;  // of a step, by the L2 cache
+    constexpr double of_block = (weighs ? 0.0000109 : 0.0000097) * loaded;  // of a step, by the L2 cache
     const auto time = [&](std::int64_t splits) {
         const std::int64_t blocks = tiles * splits;
         const double loads = blocks <= processors && splits <= most_cluster_blocks ? of_block * static_cast<double>(blocks) : 0;

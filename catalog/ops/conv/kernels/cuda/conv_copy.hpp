@@ -65,8 +65,8 @@ class ReadableTensors {
         return sum;
     }
 
-    // Queues the copies into `memory`. `start` says when the first one may start, then when the kernel after them may.
-    catalog_status run(void* memory, cudaStream_t stream, Start& start) {
+    // Queues the copies into `memory`.
+    catalog_status run(void* memory, cudaStream_t stream) {
         auto* to = static_cast<char*>(memory);
         for (int i = 0; i < count; ++i) {
             copies[i].to = to;
@@ -74,17 +74,11 @@ class ReadableTensors {
             to += bytes_of(i);
             const std::int64_t blocks = std::min<std::int64_t>(parts(copies[i].pieces, channel_copy_threads), 4096);
             if (blocks == 0) continue;
-            KernelLaunch launch(static_cast<unsigned>(blocks), channel_copy_threads, 0, stream, start);
+            KernelLaunch launch(static_cast<unsigned>(blocks), channel_copy_threads, 0, stream, Start::early);
             if (const catalog_status status = launch.run(copy_channels<T>, copies[i]); status != CATALOG_OK)
                 return status;
-            start = Start::early;
         }
         return CATALOG_OK;
-    }
-
-    catalog_status run(void* memory, cudaStream_t stream) {
-        Start start = Start::in_order;
-        return run(memory, stream, start);
     }
 
    private:

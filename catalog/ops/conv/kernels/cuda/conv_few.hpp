@@ -27,7 +27,7 @@ __host__ __device__ __forceinline__ int place_of_few(const FewCopy& copy, int po
 template <class T>
 __global__ __launch_bounds__(channel_copy_threads) void copy_few(const __grid_constant__ FewCopy copy) {
     static_assert(sizeof(T) == 2);
-    let_next_kernel_start();
+    follow_last_kernel();
     constexpr int in_position = block_channels / 8;
     for (std::int64_t piece = std::int64_t{blockIdx.x} * channel_copy_threads + threadIdx.x; piece < copy.pieces;
          piece += std::int64_t{gridDim.x} * channel_copy_threads) {
@@ -78,7 +78,7 @@ class FewChannels {
                            of.size[0] * of.size[1], of.size[2], of.out[2], static_cast<int>(given.c), of.filter[2],
                            of.stride[2], of.dilation[2], of.pad[2]};
         const std::int64_t blocks = std::min<std::int64_t>(parts(copy.pieces, channel_copy_threads), 16384);
-        status = KernelLaunch(static_cast<unsigned>(blocks), channel_copy_threads, 0, stream)
+        status = KernelLaunch(static_cast<unsigned>(blocks), channel_copy_threads, 0, stream, Start::early)
                      .run(copy_few<typename Row::dtype>, copy);
     }
 

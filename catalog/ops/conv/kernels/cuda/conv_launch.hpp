@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "abi/export.hpp"
@@ -23,9 +22,8 @@ class ConvLaunch {
 
    public:
     // Images may have more channels than the filters: what is in them meets zeros, or is not stored.
-    // `start`: of the first kernel.
-    ConvLaunch(const catalog_args& args, cudaStream_t stream, std::int64_t image_channels, Start start)
-        : args(args), of(args), stream(stream), image_channels(image_channels), start(start) {}
+    ConvLaunch(const catalog_args& args, cudaStream_t stream, std::int64_t image_channels)
+        : args(args), of(args), stream(stream), image_channels(image_channels) {}
 
     catalog_status run() {
         if (args.n == 0) return without_images<Row>(args, of, stream);
@@ -53,7 +51,7 @@ class ConvLaunch {
         if constexpr (!weighs) readable.add(w, 1, 8, forward_blocks);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
-        if (const catalog_status status = readable.run(copies.data, stream, start); status != CATALOG_OK) return status;
+        if (const catalog_status status = readable.run(copies.data, stream); status != CATALOG_OK) return status;
         for (std::size_t first = 0; first < windows.size(); first += most_phases) {
             Call call{};
             if (!describe(call, x, w, y, first)) return CATALOG_BAD_ARGUMENT;
@@ -159,7 +157,7 @@ class ConvLaunch {
             const std::uint64_t extents[3] = {std::uint64_t(columns), std::uint64_t(args.n * volume),
                                               std::uint64_t(args.g)};
             const std::uint64_t strides[2] = {row * sizeof(T), std::max<std::uint64_t>(columns * sizeof(T) / 16 * 16, 16)};
-            call.plain = make_tensor_map<T>(call.out, call.result, extents, strides, {block_channels, 64, 1});
+            call.plain = make_tensor_map<T>(call.out, call.result, extents, strides, {block_channels, Shape::piece_rows, 1});
         }
         return true;
     }
@@ -178,18 +176,19 @@ class ConvLaunch {
         if (bytes > 0 && !sums.data) return launched(), CATALOG_NO_MEMORY;
         call.sums = static_cast<float*>(sums.data);
         const int grid = call.in_cluster ? blocks : std::min(blocks, processors);
-        KernelLaunch launch(grid, Shape::threads, dynamic_bytes, stream, std::exchange(start, Start::early));
+        KernelLaunch launch(grid, Shape::threads, dynamic_bytes, stream, Start::early);
         const catalog_status status = launch.in_clusters(call.in_cluster ? call.splits : 1).run(conv_wgmma<Row>, call);
-        if (status != CATALOG_OK || !in_memory) return status;
-        return KernelLaunch(dim3(call.tiles, ConvSums<Row>::chunks), ConvSums<Row>::threads, 0, stream, Start::early)
-            .run(conv_add_parts<Row>, call);
+        if constexpr (!Shape::swapped)
+            if (status == CATALOG_OK && in_memory)
+                return KernelLaunch(dim3(call.tiles, ConvSums<Row>::chunks), ConvSums<Row>::threads, 0, stream, Start::early)
+                    .run(conv_add_parts<Row>, call);
+        return status;
     }
 
     const catalog_args& args;
     const conv::Geometry of;
     const cudaStream_t stream;
     const std::int64_t image_channels;
-    Start start;  // of the next kernel
     int processors = 0;
     std::vector<conv::Window> windows;
 };
@@ -200,10 +199,10 @@ inline std::int32_t launch_conv_wgmma(const catalog_args* args, cudaStream_t str
     if constexpr (Row::direction != Direction::bwd_data) {
         if (FewChannels<Row>::applies(*args)) {
             FewChannels<Row> few(*args, stream);
-            return few.status == CATALOG_OK ? ConvLaunch<Row>(few.args, stream, block_channels, Start::early).run() : few.status;
+            return few.status == CATALOG_OK ? ConvLaunch<Row>(few.args, stream, block_channels).run() : few.status;
         }
     }
-    return ConvLaunch<Row>(*args, stream, args->c, Start::in_order).run();
+    return ConvLaunch<Row>(*args, stream, args->c).run();
 }
 
 }  // namespace catalog::cuda

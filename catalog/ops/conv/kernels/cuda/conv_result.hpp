@@ -72,30 +72,27 @@ struct ConvPosition {
     }
 };
 
-// An element of the filter within a phase, and the 64 channels of a piece of the depth, or of 64 columns.
-template <int axes>
+// An element of the filter within a phase, and the 64 channels of a piece of the depth, or of 64 columns. The depth has all
+// elements of 64 channels one after the other, which read the same lines of the images; columns have all channels of an
+// element.
+template <int axes, bool is_column>
 struct ConvPiece {
     int block, tap[axes];
 
     __device__ __forceinline__ ConvPiece(const ConvCall<axes>& call, const ConvPhase<axes>& phase, int index) {
-        int left = index / call.blocks;
-        block = index - left * call.blocks;
+        if constexpr (is_column) index = take(block, index, call.blocks);
 #pragma unroll
-        for (int i = 0; i < axes; ++i) {
-            const int next = left / phase.taps[i];
-            tap[i] = left - next * phase.taps[i];
-            left = next;
-        }
+        for (int i = 0; i < axes; ++i) index = take(tap[i], index, phase.taps[i]);
+        if constexpr (!is_column) block = index;
     }
 
     __device__ __forceinline__ void next(const ConvCall<axes>& call, const ConvPhase<axes>& phase) {
-        if (++block < call.blocks) return;
-        block = 0;
+        if constexpr (is_column)
+            if (!wraps(block, call.blocks)) return;
 #pragma unroll
-        for (int i = 0; i < axes; ++i) {
-            if (++tap[i] < phase.taps[i]) return;
-            tap[i] = 0;
-        }
+        for (int i = 0; i < axes; ++i)
+            if (!wraps(tap[i], phase.taps[i])) return;
+        if constexpr (!is_column) ++block;
     }
 
     __device__ __forceinline__ int element(const ConvCall<axes>& call, const ConvPhase<axes>& phase) const {
@@ -104,6 +101,20 @@ struct ConvPiece {
         for (int i = axes - 1; i >= 0; --i)
             element = element * call.filter[i] + phase.first_tap[i] + phase.tap_step[i] * tap[i];
         return element;
+    }
+
+   private:
+    // The innermost digit of an index, and what is left of the index.
+    static __device__ __forceinline__ int take(int& digit, int index, int count) {
+        const int left = index / count;
+        digit = index - left * count;
+        return left;
+    }
+
+    static __device__ __forceinline__ bool wraps(int& digit, int count) {
+        if (++digit < count) return false;
+        digit = 0;
+        return true;
     }
 };
 
@@ -158,7 +169,16 @@ class ConvResult {
 
     // Eight columns of one row.
     __device__ __forceinline__ void put(T* row, int column, const uint4& values) const {
-        if (row && tile.column + column < call.columns) *reinterpret_cast<uint4*>(row + tile.column + column) = values;
+        column += tile.column;
+        if (!row || column >= call.columns) return;
+        if (call.vectors) {
+            *reinterpret_cast<uint4*>(row + column) = values;
+        } else {
+            const T* const elements = reinterpret_cast<const T*>(&values);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (column + i < call.columns) row[column + i] = elements[i];
+        }
     }
 
     __device__ __forceinline__ void put(T* row, const Columns& columns, int column, float x, float y) const {
@@ -193,7 +213,7 @@ struct ConvSums {
     static __device__ __forceinline__ std::uint32_t place(std::uint32_t shared, int chunk, int thread) {
         return shared + (chunk * threads + thread) * 16;
     }
-    static_assert(floats * 4 <= Shape::out);
+    static_assert(Shape::swapped || floats * 4 <= Shape::out);
 };
 
 // Where the sums of a thread's chunks go, which are two columns of two rows.
@@ -242,16 +262,19 @@ class ConvEpilogue {
         : call(call), shared(shared), group(group), thread(static_cast<int>(threadIdx.x) % 128), pieces(shared, group) {}
 
     __device__ __forceinline__ void store(const ConvTile& tile, std::int64_t index, const Sums& sums) {
-        if (call.in_cluster)
+        if constexpr (Shape::swapped) {
+            call.plain ? store_plain(tile, sums) : store_by_threads(tile, sums);
+        } else if (call.in_cluster) {
             share(tile, sums);
-        else if (call.splits > 1)
+        } else if (call.splits > 1) {
             keep(index, sums);
-        else if (call.plain)
+        } else if (call.plain) {
             store_plain(tile, sums);
-        else if (!weighs && call.vectors)
-            store_vectors(tile, sums);
-        else
+        } else if (!weighs && call.vectors) {
+            store_by_threads(tile, sums);
+        } else {
             store_elements(tile, sums);
+        }
     }
 
    private:
@@ -304,8 +327,8 @@ class ConvEpilogue {
     };
 
     __device__ __forceinline__ void store_plain(const ConvTile& tile, const Sums& sums) {
-        pieces.store(sums, AsTheyAre{}, [&](std::uint32_t piece, int row, int column) {
-            row += tile.row, column += tile.column;
+        pieces.store(sums, AsTheyAre{}, [&](std::uint32_t piece, int p, int q) {
+            const int row = tile.row + (Shape::swapped ? q : p), column = tile.column + (Shape::swapped ? p : q);
             if constexpr (weighs) {
                 const int index = column / block_channels, element = index / call.blocks;
                 tma_store(&call.out, piece, (index - element * call.blocks) * block_channels, element, row, tile.group);
@@ -315,16 +338,20 @@ class ConvEpilogue {
         });
     }
 
-    __device__ __forceinline__ void store_vectors(const ConvTile& tile, const Sums& sums) {
+    __device__ __forceinline__ void store_by_threads(const ConvTile& tile, const Sums& sums) {
         const ConvResult<Row> result(call, tile);
-        typename Row::dtype* rows[Shape::blocks_p][4];
+        const auto first_p = [&](int block) { return (group * Shape::blocks_p + block) * 64; };
+        constexpr int bands = Shape::swapped ? Shape::pieces_q : Shape::blocks_p, shares = Shape::piece_rows / 16;
+        typename Row::dtype* rows[bands][shares];  // each is looked for once
 #pragma unroll
-        for (int block = 0; block < Shape::blocks_p; ++block)
+        for (int band = 0; band < bands; ++band)
 #pragma unroll
-            for (int share = 0; share < 4; ++share)
-                rows[block][share] = result.row((group * Shape::blocks_p + block) * 64 + share * 16 + thread / 8);
-        pieces.store_by_threads(sums, AsTheyAre{}, [&](int block, int share, int column, const uint4& values) {
-            result.put(rows[block][share], column, values);
+            for (int share = 0; share < shares; ++share)
+                rows[band][share] =
+                    result.row((Shape::swapped ? Shape::piece_q(band) : first_p(band)) + share * 16 + thread / 8);
+        pieces.store_by_threads(sums, AsTheyAre{}, [&](int block, int piece, int share, const uint4& values) {
+            const int first = Shape::swapped ? first_p(block) : Shape::piece_q(piece);
+            result.put(rows[Shape::swapped ? piece : block][share], first + thread % 8 * 8, values);
         });
     }
 

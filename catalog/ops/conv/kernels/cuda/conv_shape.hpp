@@ -11,6 +11,7 @@
 // Channels are those of a group, in blocks of 64; a column of bwd_weight is one of such a block.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/gemm_shape.hpp"
@@ -25,10 +26,11 @@ template <class Row>
 struct ConvTraits : Row {
     static constexpr bool a_along = Row::direction != Direction::bwd_weight;
     static constexpr bool b_along = Row::direction == Direction::forward;
-    static constexpr int tile_k = 64, wave_n = 1, warp_tile_m = 64, warp_tile_n = Row::tile_n, cluster_m = 1;
+    static constexpr int tile_k = 64, warp_tile_m = 64, warp_tile_n = Row::tile_n, cluster_m = 1;
     static constexpr auto scales = Scales::no;
     // As many stages as fit into the 227 KiB of a block, beside a piece of C for each warpgroup.
-    static constexpr int num_stages = (232448 - 1024 - 512 - Row::wave_m / 4 * 16384) / (128 * (Row::tile_m + Row::tile_n));
+    static constexpr int groups = Row::wave_m * Row::wave_n / 4, rows_of_piece = Row::wave_n > 1 ? std::min(Row::tile_m, 64) : 64;
+    static constexpr int num_stages = (232448 - 1024 - 512 - groups * rows_of_piece * 256) / (128 * (Row::tile_m + Row::tile_n));
 };
 
 template <class Row>

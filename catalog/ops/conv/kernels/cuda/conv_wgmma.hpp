@@ -11,7 +11,7 @@
 //         static constexpr auto direction = catalog::conv::Direction::forward;
 //         static constexpr int ndim = 2;
 //         static constexpr int tile_m = 128, tile_n = 256;  // of C
-//         static constexpr int wave_m = 8;                  // warps that compute
+//         static constexpr int wave_m = 8, wave_n = 1;      // warps that compute; wave_n > 1: C's transpose
 //     };
 #pragma once
 
@@ -26,6 +26,7 @@ class ConvProducer {
     using Shape = ConvShape<Row>;
     static constexpr int axes = Row::ndim;
     using Call = ConvCall<axes>;
+    using Piece = ConvPiece<axes, Row::direction == Direction::bwd_weight>;
     static constexpr int panel_bytes = 64 * panel_row_bytes;
 
    public:
@@ -74,7 +75,7 @@ class ConvProducer {
         for (int i = 0; i < axes; ++i) at[i] = phase.lower[i] + phase.step[i] * position.at[i];
     }
 
-    static __device__ __forceinline__ void offsets(const ConvPhase<axes>& phase, const ConvPiece<axes>& piece,
+    static __device__ __forceinline__ void offsets(const ConvPhase<axes>& phase, const Piece& piece,
                                                    int (&offset)[axes]) {
 #pragma unroll
         for (int i = 0; i < axes; ++i) offset[i] = phase.apart[i] * piece.tap[i];
@@ -87,16 +88,17 @@ class ConvProducer {
         const ConvPosition<axes> position(phase, tile.row);
         int at[axes], offset[axes];
         place(phase, position, at);
-        ConvPiece<axes> piece(call, phase, tile.first_step);
-        const int panels = panels_of(call.columns, tile.column, Shape::tile_q / 64);
+        Piece piece(call, phase, tile.first_step);
+        const int panels = panels_of(call.columns, tile.column, Row::tile_n / 64);
+        constexpr std::uint32_t images = Shape::swapped ? Shape::p_bytes : 0, weights = Shape::p_bytes - images;
         for (int step = tile.first_step; step < tile.end_step; ++step, piece.next(call, phase)) {
-            const std::uint32_t target = claim(Shape::p_bytes + panels * panel_bytes);
+            const std::uint32_t target = claim(Row::tile_m * panel_row_bytes + panels * panel_bytes);
             const int channel = piece.block * block_channels, element = piece.element(call, phase);
             offsets(phase, piece, offset);
-            tma_load_im2col(target, &phase.images, full, tile.group * call.channels + channel, at, position.image,
+            tma_load_im2col(target + images, &phase.images, full, tile.group * call.channels + channel, at, position.image,
                             offset);
             for (int panel = 0; panel < panels; ++panel) {
-                const std::uint32_t to = target + Shape::p_bytes + panel * panel_bytes;
+                const std::uint32_t to = target + weights + panel * panel_bytes;
                 const int column = tile.column + 64 * panel;
                 if constexpr (Row::direction == Direction::forward)
                     tma_load(to, &call.weight, full, channel, element, column, tile.group);
@@ -115,7 +117,7 @@ class ConvProducer {
         for (int i = 0; i < axes; ++i) pieces *= phase.taps[i];
         const int panels_p = panels_of(call.rows, tile.row, Shape::tile_p / 64);
         const int panels_q = panels_of(pieces * 64, tile.column, most);
-        ConvPiece<axes> piece(call, phase, tile.column / block_channels);
+        Piece piece(call, phase, tile.column / block_channels);
 #pragma unroll
         for (int panel = 0; panel < most; ++panel) {
             channel[panel] = tile.group * call.channels + piece.block * block_channels;
@@ -157,16 +159,23 @@ __global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
     const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
     // Code that a block has not run yet comes from memory, as its parameters do. So each warp goes to its own code before
     // it waits for the barriers, and the warp that loads leaves them to another.
-    if (threadIdx.x == 32) Shape::init(shared);
-    follow_last_kernel();
-    const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
+    const int warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = warp / 4;
+    if (warp == 1) {
+        if (threadIdx.x == 32) Shape::init(shared);
+        __syncwarp();
+        Shape::announce_init();
+    }
+    let_next_kernel_start();
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (warp > 0) return;
         if (threadIdx.x == 0) ConvProducer<Row>::prefetch(call);
-        Shape::await_init();
+        wait_for_last_kernel();
+        Shape::await_init_to_load();
         if (threadIdx.x == 0) ConvProducer<Row>(call, shared).run();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
+        wait_for_last_kernel();
         Shape::await_init();
         const int group = warpgroup - 1;
         float sums[Shape::blocks_p][Shape::tile_q / 2];

@@ -13,7 +13,7 @@ from catalog.schema.kernel import Kernel
 
 _TYPES: Mapping[str, str] = MappingProxyType({"fp16": "catalog::cuda::fp16", "bf16": "catalog::cuda::bf16"})
 
-_TILE = ("tile_m", "tile_n", "wave_m")
+_TILE = ("tile_m", "tile_n", "wave_m", "wave_n")
 
 
 def emit(kernel: Kernel) -> str:

@@ -173,9 +173,6 @@ class ReadableCopies {
         status = launched();
     }
 
-    // Whether run() has queued a kernel.
-    bool any() const { return count > 0; }
-
     ~ReadableCopies() {
         if (own) cudaFreeAsync(own, stream);
     }

@@ -130,20 +130,24 @@ __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const _
     const std::uint32_t shared = (shared_address(memory) + Shape::alignment - 1) & ~(Shape::alignment - 1u);
     // Code that a block has not run yet comes from memory, as its parameters do. So each warp goes to its own code before
     // it waits for the barriers, unless other blocks use them, and the warp that loads leaves them to another.
-    if (threadIdx.x == 32) Shape::init(shared);
-    if constexpr (Shape::sharers > 1) {
+    const int warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = warp / 4;
+    if (warp == 1) {
+        if (threadIdx.x == 32) Shape::init(shared);
         __syncwarp();
-        cluster_pass();  // init() released the barriers to the cluster
+        if constexpr (Shape::sharers == 1) Shape::announce_init();
     }
-    wait_for_last_kernel();
-    const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
+    if constexpr (Shape::sharers > 1) cluster_pass();  // init() released the barriers to the cluster
+    let_next_kernel_start();
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (warp > 0) return;
         if (threadIdx.x == 0) GemmProducer<Row>::prefetch(call);
-        if constexpr (Shape::sharers == 1) Shape::await_init();
+        wait_for_last_kernel();
+        if constexpr (Shape::sharers == 1) Shape::await_init_to_load();
         if (threadIdx.x == 0) GemmProducer<Row>(call, shared).run();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
+        wait_for_last_kernel();
         if constexpr (Shape::sharers == 1) Shape::await_init();
         GemmConsumer<Row>(call, shared, warpgroup - 1).run();
         if (call.splits > 1) cluster_pass();  // others may still use this block's shared memory
@@ -151,7 +155,7 @@ __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const _
 }
 
 template <class Row>
-inline catalog_status launch_readable(const catalog_args& args, cudaStream_t stream, Start start) {
+inline catalog_status launch_readable(const catalog_args& args, cudaStream_t stream) {
     using Shape = GemmShape<Row>;
     constexpr int bytes = Shape::bytes + Shape::alignment;
     int device, processors;
@@ -161,7 +165,7 @@ inline catalog_status launch_readable(const catalog_args& args, cudaStream_t str
         return launched(), CATALOG_DEVICE_ERROR;
     GemmCall call;
     if (!describe_call<Row>(args, call) || !plan_tiles<Row>(args, processors, call)) return CATALOG_BAD_ARGUMENT;
-    KernelLaunch launch(static_cast<unsigned>(call.grid), Shape::threads, bytes, stream, start);
+    KernelLaunch launch(static_cast<unsigned>(call.grid), Shape::threads, bytes, stream, Start::early);
     return launch.in_clusters(call.blocks).run(gemm_wgmma<Row>, call);
 }
 
@@ -169,7 +173,7 @@ inline catalog_status launch_readable(const catalog_args& args, cudaStream_t str
 template <class Row>
 inline catalog_status launch_copied(catalog_args args, cudaStream_t stream) {
     using Shape = GemmShape<Row>;
-    if (args.k == 0) return launch_readable<Row>(args, stream, Start::in_order);
+    if (args.k == 0) return launch_readable<Row>(args, stream);
     const std::int64_t m = args.m, n = args.n, k = args.k;
     const std::int64_t products_a = Row::grouped ? 1 : args.batch, products_b = Row::along_depth ? 1 : args.batch;
     const bool a_along = Row::given_a_along, b_along = Row::given_b_along;
@@ -178,7 +182,7 @@ inline catalog_status launch_copied(catalog_args args, cudaStream_t stream) {
     copies.add(args.b, products_b, b_along ? n : k, b_along ? k : n, b_along != Shape::b_along);
     copies.run();
     if (copies.status != CATALOG_OK) return copies.status;
-    return launch_readable<Row>(args, stream, copies.any() ? Start::early : Start::in_order);
+    return launch_readable<Row>(args, stream);
 }
 
 // A row as it computes groups of the depth: both operands have the depth as rows, which end where a group ends.

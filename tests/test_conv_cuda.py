@@ -55,6 +55,15 @@ def test_large_images_get_large_tiles_and_narrow_groups_their_own_pipeline(catal
     assert selected(256, 28, 2).pipeline == "sm90_wgmma"
 
 
+def test_tiles_that_fill_the_gpu_once_are_transposed_where_they_must(catalog: Catalog) -> None:
+    """The gradient of the weight has none: its images are not columns of the product."""
+    tiles = {}
+    for direction in DIRECTIONS:
+        algorithm = catalog.select(problem(direction, 512, 7), arch="sm_90").kernels[0].algorithm
+        tiles[direction] = (algorithm.tile_m, algorithm.tile_n, algorithm.wave_n)
+    assert tiles == {"forward": (112, 64, 4), "bwd_data": (112, 64, 4), "bwd_weight": (128, 192, 1)}
+
+
 @pytest.mark.parametrize(
     ("changes", "rules"),
     [
@@ -158,9 +167,19 @@ def test_types_without_rows_are_refused(catalog: Catalog) -> None:
 
 @pytest.mark.usefixtures("nvcc")
 @pytest.mark.slow
-@pytest.mark.parametrize(("direction", "g"), [("forward", 1), ("bwd_data", 32), ("bwd_weight", 1), ("bwd_weight", 32)])
-def test_selected_rows_compile_without_spills(catalog: Catalog, direction: str, g: int) -> None:
-    wanted = problem(direction, 256, 56, g)
+@pytest.mark.parametrize(
+    ("direction", "sizes"),
+    [
+        ("forward", (256, 56)),
+        ("forward", (512, 7)),
+        ("bwd_data", (512, 7)),
+        ("bwd_data", (256, 56, 32)),
+        ("bwd_weight", (256, 56)),
+        ("bwd_weight", (256, 56, 32)),
+    ],
+)
+def test_selected_rows_compile_without_spills(catalog: Catalog, direction: str, sizes: tuple[int, ...]) -> None:
+    wanted = problem(direction, *sizes)
     (kernel,) = catalog.select(wanted, arch="sm_90").kernels
     library = ctypes.CDLL(str(catalog.build(kernel).path))
     library.catalog_describe.restype = ctypes.c_char_p

@@ -13,7 +13,7 @@ namespace catalog::cuda {
 // When a kernel may start.
 enum class Start {
     in_order,  // when all that the stream had before is done
-    early,     // before, where the kernel follows another one of the same call and calls wait_for_last_kernel()
+    early,     // before: the kernel calls wait_for_last_kernel()
 };
 
 // At the start of a kernel that may start early, by all threads, before any of them reads or writes the device's memory:

@@ -296,7 +296,23 @@ class ConvEpilogue {
         });
     }
 
-    // Each block of the cluster adds the parts of some columns, in order.
+    // The sum of all parts, in order; four loads are on their way at a time.
+    __device__ __forceinline__ float4 sum_of_parts(std::uint32_t address) const {
+        constexpr int at_once = 4;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int first = 0; first < call.splits; first += at_once) {
+            float4 x[at_once];
+#pragma unroll
+            for (int i = 0; i < at_once; ++i)
+                x[i] = first + i < call.splits ? load_remote(shared_address_of(address, first + i)) : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (const float4& of : x) add_to(sum, of);
+        }
+        return sum;
+    }
+
+    // Each block of the cluster adds the parts of some columns.
     __device__ __forceinline__ void share(const ConvTile& tile, const Sums& sums) const {
         const int place = group * 128 + thread, rank = static_cast<int>(cluster_rank());
         named_barrier_sync(8, ConvSums<Row>::threads);  // the stages are no longer read
@@ -311,10 +327,7 @@ class ConvEpilogue {
 #pragma unroll 2
             for (int j = in_block * rank / call.splits; j < in_block * (rank + 1) / call.splits; ++j) {
                 const std::uint32_t address = ConvSums<Row>::place(shared, block * in_block + j, place);
-                float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-                for (int part = 0; part < call.splits; ++part) add_to(sum, load_remote(shared_address_of(address, part)));
-                chunks.put(j, sum);
+                chunks.put(j, sum_of_parts(address));
             }
         }
     }

@@ -26,6 +26,7 @@ from catalog.registry import merge_read
 from catalog.registry.connection import connect, sha256_hex
 from catalog.registry.kernels import add_kernel, kernel_of
 from catalog.registry.query import Query, run
+from catalog.registry.views import drop_views
 from catalog.runtime.catalog import Catalog
 
 CONTENT = {
@@ -194,6 +195,18 @@ def test_devices_stay_apart_and_the_newest_wins(kernels: list[AttentionKernel], 
     assert list(map(tuple, rows)) == [("gpu 0", 2.0), ("gpu 1", 3.0)]
     [again] = catalog.merge([there])
     assert {how for count in again.counts.values() for how in count} == {"the same"}
+
+
+def test_a_file_from_before_a_trait_was_added_is_merged(kernels: list[AttentionKernel], empty: Path) -> None:
+    [kernel] = (kernel for kernel in kernels[:1] if kernel.algorithm.num_stages == 0)
+    there = write(empty / "there.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
+    with closing(sqlite3.connect(there, isolation_level=None)) as connection:
+        drop_views(connection)
+        connection.execute("ALTER TABLE attention DROP COLUMN num_stages")
+    with Catalog(empty / "empty.db") as catalog:
+        [done] = catalog.merge([there])
+        assert (done.counts["timing"], done.refused) == ({"added": 1}, {})
+        assert catalog.kernels("num_stages = 0") == [kernel]
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ from catalog.registry.rows import (
 )
 from catalog.registry.timings import MEASURED
 from catalog.registry.views import make_table, make_views
+from catalog.schema.name_parts import sql_literal
 
 READ_SECONDS = 120.0
 """Time limit for reading a file; a million timings take a tenth of it."""
@@ -191,11 +192,16 @@ def _copy(copy: sqlite3.Connection, table: str, rows: str) -> None:
 
     The plus makes expressions of columns: SQLite copies plain ones as whole rows, whatever the types of their values.
     """
-    columns = _columns(copy, table)
+    columns, there, added = _columns(copy, table), _columns(copy, table, "other"), _later_columns(table)
     texts = {row["name"] for row in copy.execute(f"PRAGMA main.table_info({table})") if row["type"] == "TEXT"}
-    cut = ", ".join(f"substr({name}, 1, {MOST_CHARACTERS + 1})" if name in texts else f"+{name}" for name in columns)
+
+    def value(column: str) -> str:
+        if column not in there:
+            return added[column]
+        return f"substr({column}, 1, {MOST_CHARACTERS + 1})" if column in texts else f"+{column}"
+
     statement = (
-        f"INSERT INTO main.{table} ({', '.join(columns)}) SELECT {cut} FROM other.{table} WHERE {rows} "
+        f"INSERT INTO main.{table} ({', '.join(columns)}) SELECT {', '.join(map(value, columns))} FROM other.{table} WHERE {rows} "
         f"LIMIT {MOST_ROWS + 1}"
     )
     try:
@@ -208,17 +214,31 @@ def _copy(copy: sqlite3.Connection, table: str, rows: str) -> None:
         raise sqlite3.DataError(f"its table {table} is too large to be merged")
 
 
-def _columns(copy: sqlite3.Connection, table: str) -> list[str]:
-    return [row["name"] for row in copy.execute(f"PRAGMA main.table_info({table})")]
+def _columns(copy: sqlite3.Connection, table: str, database: str = "main") -> list[str]:
+    return [row["name"] for row in copy.execute(f"PRAGMA {database}.table_info({table})")]
+
+
+def _later_columns(table: str) -> dict[str, str]:
+    """The columns that a table of traits may lack, since they were added to it later, with the SQL of their values."""
+    try:
+        traits = operation(table).traits
+    except UsageError:
+        return {}
+    return {name: sql_literal(traits[name].default or 0) for name in traits.later}
 
 
 def _require_table(copy: sqlite3.Connection, table: str) -> None:
-    """Refuse anything but a plain table: reading a view or virtual table could run any code, without end."""
+    """Refuse anything but a plain table: reading a view or virtual table could run any code, without end.
+
+    A table of traits may lack those that were added to it later.
+    """
     kinds = [row["type"] for row in copy.execute(f"PRAGMA other.table_list({table})")]
     if kinds != ["table"]:
         raise sqlite3.DatabaseError(f"its {table} is {f'a {kinds[0]}, not a table' if kinds else 'missing'}")
     hidden = {row["name"]: row["hidden"] for row in copy.execute(f"PRAGMA other.table_xinfo({table})")}
-    if sorted(hidden) != sorted(_columns(copy, table)) or any(hidden.values()):
+    lacking = set(_columns(copy, table)) - set(hidden)
+    known = set(hidden) <= set(_columns(copy, table)) and lacking <= set(_later_columns(table))
+    if not known or any(hidden.values()):
         raise sqlite3.DatabaseError(f"its table {table} has other columns than those of a catalog of its version")
 
 

@@ -201,8 +201,8 @@ def _copy(copy: sqlite3.Connection, table: str, rows: str) -> None:
         return f"substr({column}, 1, {MOST_CHARACTERS + 1})" if column in texts else f"+{column}"
 
     statement = (
-        f"INSERT INTO main.{table} ({', '.join(columns)}) SELECT {', '.join(map(value, columns))} FROM other.{table} WHERE {rows} "
-        f"LIMIT {MOST_ROWS + 1}"
+        f"INSERT INTO main.{table} ({', '.join(columns)}) SELECT {', '.join(map(value, columns))} "
+        f"FROM other.{table} WHERE {rows} LIMIT {MOST_ROWS + 1}"
     )
     try:
         too_large = copy.execute(statement).rowcount > MOST_ROWS

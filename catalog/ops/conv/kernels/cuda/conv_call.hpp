@@ -121,7 +121,7 @@ inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors)
     constexpr double step = weighs ? 0.1208 + std::max({0.0000126 * area, 0.00088 * loaded, 0.0006 * read})
                                    : 0.0283 + std::max({0.0000181 * area, 0.000913 * loaded, 0.000654 * read});
     constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.666 + 0.0000389 * area / groups;
-    constexpr double launch = 8.7, of_sum = weighs ? 0.0000021 : 0.000001;
+    constexpr double launch = 8.7, of_part_in_memory = 0.1, of_sum = weighs ? 0.0000021 : 0.000001;
     constexpr double shared = 1.24 + 0.0000944 * area / groups, of_part = 1.0, next_cluster = 3.4;
     constexpr double of_block = (weighs ? 0.0000109 : 0.0000097) * loaded;  // of a step, by the L2 cache
     const auto time = [&](std::int64_t splits) {
@@ -134,7 +134,9 @@ inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors)
             return waves * (part + adding) + (waves - 1) * next_cluster;
         }
         const double waves = static_cast<double>(parts(blocks, processors));
-        return waves * part + (splits > 1 ? launch + static_cast<double>(blocks) * area * of_sum : 0);
+        const double in_memory = launch + of_part_in_memory * static_cast<double>(splits) +
+                                 of_sum * area * static_cast<double>(blocks);
+        return waves * part + (splits > 1 ? in_memory : 0);
     };
     constexpr std::int64_t most = 64;
     std::int64_t best = 1;

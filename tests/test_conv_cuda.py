@@ -55,7 +55,7 @@ def test_large_images_get_large_tiles_and_narrow_groups_their_own_pipeline(catal
     assert selected(256, 28, 2).pipeline == "sm90_wgmma"
 
 
-def test_tiles_that_fill_the_gpu_once_are_transposed_where_they_must(catalog: Catalog) -> None:
+def test_small_images_get_transposed_tiles_that_fill_the_gpu_once(catalog: Catalog) -> None:
     """The gradient of the weight has none: its images are not columns of the product."""
     tiles = {}
     for direction in DIRECTIONS:

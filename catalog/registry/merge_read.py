@@ -40,8 +40,7 @@ from catalog.registry.rows import (
     timing_limits,
 )
 from catalog.registry.timings import MEASURED
-from catalog.registry.views import make_table, make_views
-from catalog.schema.name_parts import sql_literal
+from catalog.registry.views import default_of, make_table, make_views
 
 READ_SECONDS = 120.0
 """Time limit for reading a file; a million timings take a tenth of it."""
@@ -224,7 +223,7 @@ def _later_columns(table: str) -> dict[str, str]:
         traits = operation(table).traits
     except UsageError:
         return {}
-    return {name: sql_literal(traits[name].default or 0) for name in traits.later}
+    return {name: default_of(traits[name]) for name in traits.later}
 
 
 def _require_table(copy: sqlite3.Connection, table: str) -> None:

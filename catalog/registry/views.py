@@ -20,6 +20,7 @@ from catalog.registry import foreign
 from catalog.schema.columns import BUILD, columns_of
 from catalog.schema.lineage import BASE
 from catalog.schema.name_parts import sql_literal
+from catalog.schema.traits import Trait
 
 VIEW = "kernels"
 """The view of attention's kernels. For other operations it is prefixed with the operation's name: ``gemm_kernels``."""
@@ -59,11 +60,14 @@ def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
     elif missing:
         drop_views(connection)
         for trait in missing:
-            default = sql_literal(0 if trait.default is None else trait.default)
-            connection.execute(
-                f"ALTER TABLE {operation.name} ADD COLUMN {trait.name} {trait.sql_type} NOT NULL DEFAULT {default}"
-            )
+            column = f"{trait.name} {trait.sql_type} NOT NULL DEFAULT {default_of(trait)}"
+            connection.execute(f"ALTER TABLE {operation.name} ADD COLUMN {column}")
         make_views(connection)
+
+
+def default_of(trait: Trait) -> str:
+    """What kernels from before a trait was added have in its column, as an SQL literal."""
+    return sql_literal(0 if trait.default is None else trait.default)
 
 
 def drop_views(connection: sqlite3.Connection) -> None:

@@ -75,7 +75,7 @@ class GemmPieces {
                                           int piece) const {
         const int warp = thread / 32, in_matrix = thread % 8, below = thread / 8 % 2, right = thread / 16 % 2;
 #pragma unroll
-        for (int j = 0; j < (Shape::swapped ? rows : 64) / 16; ++j) {
+        for (int j = 0; j < rows / 16; ++j) {
             const int q = Shape::piece_q(piece) + 16 * j;
             const auto value = values(&sums[block][q / 2], block, q);
             const auto two = [&](int i) { return pack<Out>(value(i), value(i + 1)); };

@@ -16,7 +16,7 @@ enum class Start {
     early,     // before: the kernel calls wait_for_last_kernel()
 };
 
-// At the start of a kernel that may start early, by all threads, before any of them reads or writes the device's memory:
+// At the start of a kernel that may start early, by each thread that reads or writes the device's memory, before it does:
 // until the kernel before in the stream is over, and all that it has written can be read. Every block comes here, even one
 // without work, so that a kernel never ends before those that it followed.
 __device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

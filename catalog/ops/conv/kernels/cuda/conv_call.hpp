@@ -110,7 +110,7 @@ inline std::int64_t clusters_at_a_time(std::int64_t blocks, int processors) {
 
 // The parts of the depth for which the time is least, in microseconds: each wave of tiles does its steps. Few tiles of long
 // depth may wait for the L2 cache. The blocks of a cluster add the sums of their parts; those of more parts are written
-// and read once, by another kernel.
+// and read once, by another kernel. Tiles that are computed as their transpose have no parts.
 template <class Row>
 inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors) {
     if constexpr (ConvShape<Row>::swapped) return 1;

@@ -263,7 +263,10 @@ class ConvEpilogue {
 
     __device__ __forceinline__ void store(const ConvTile& tile, std::int64_t index, const Sums& sums) {
         if constexpr (Shape::swapped) {
-            call.plain ? store_plain(tile, sums) : store_by_threads(tile, sums);
+            if (call.plain)
+                store_plain(tile, sums);
+            else
+                store_by_threads(tile, sums);
         } else if (call.in_cluster) {
             share(tile, sums);
         } else if (call.splits > 1) {

@@ -29,8 +29,9 @@ struct ConvTraits : Row {
     static constexpr int tile_k = 64, warp_tile_m = 64, warp_tile_n = Row::tile_n, cluster_m = 1;
     static constexpr auto scales = Scales::no;
     // As many stages as fit into the 227 KiB of a block, beside a piece of C for each warpgroup.
-    static constexpr int groups = Row::wave_m * Row::wave_n / 4, rows_of_piece = Row::wave_n > 1 ? std::min(Row::tile_m, 64) : 64;
-    static constexpr int num_stages = (232448 - 1024 - 512 - groups * rows_of_piece * 256) / (128 * (Row::tile_m + Row::tile_n));
+    static constexpr int piece_rows = Row::wave_n > 1 ? std::min(Row::tile_m, 64) : 64;
+    static constexpr int pieces = Row::wave_m * Row::wave_n / 4 * piece_rows * 256;
+    static constexpr int num_stages = (232448 - 1024 - 512 - pieces) / (128 * (Row::tile_m + Row::tile_n));
 };
 
 template <class Row>

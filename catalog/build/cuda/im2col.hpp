@@ -16,7 +16,8 @@ struct Im2colLimits {
     static constexpr int offset = 2 * corner - 1, step = 8, positions = 256;
 };
 
-// Strides in bytes, of all axes but the innermost; `channels` x `positions` is the box. False: TMA cannot address it so.
+// Strides in bytes, of all axes but the innermost; `channels` x `positions` is the box, of rows of 64 or 128 bytes. False:
+// TMA cannot address it so.
 template <class T, int axes>
 inline bool make_im2col_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[axes + 2],
                             const std::uint64_t (&strides)[axes + 1], const int (&lower)[axes],
@@ -32,7 +33,8 @@ inline bool make_im2col_map(CUtensorMap& map, const void* data, const std::uint6
     }
     return encode && encode(&map, tensor_map_type<T>, axes + 2, const_cast<void*>(data), extents, strides, lower, upper,
                             static_cast<std::uint32_t>(channels), static_cast<std::uint32_t>(positions), all_steps,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            channels * sizeof(T) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

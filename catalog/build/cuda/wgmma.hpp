@@ -7,7 +7,8 @@
 // i / 4 * 8 + 2 * (lane % 4) + i % 2 and row lane / 4 + 8 * (i / 2 % 2) + 16 * warp.
 //
 // Operands in shared memory are panels: rows of 128 bytes, 64 elements of 16 bits, swizzled as TMA does it for 128
-// bytes, the panel aligned to 1024 bytes. Major::k: the panel's columns are the depth; Major::mn: its rows are.
+// bytes, the panel aligned to 1024 bytes. Major::k: the panel's columns are the depth; Major::mn: its rows are. Rows of
+// the former may also have 64 bytes, swizzled as TMA does it for 64.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +26,13 @@ inline constexpr int panel_row_bytes = 128;
 // What the hardware reads of an operand in shared memory. `first` is the address of its first row. The depth advances
 // by 16 elements: for Major::k 32 bytes, up to the panel's end; for Major::mn 16 rows, 2048 bytes. `panel_bytes` is the
 // distance of panels along the other axis, where Major::mn needs more than one.
-template <Major major>
+template <Major major, int row_bytes = panel_row_bytes>
 __device__ __forceinline__ std::uint64_t describe_panel(std::uint32_t first, std::uint32_t panel_bytes = 16) {
-    constexpr std::uint64_t swizzle_128 = 1ull << 62, stride_of_8_rows = (1024ull >> 4) << 32;
+    static_assert(row_bytes == panel_row_bytes || (row_bytes == 64 && major == Major::k));
+    constexpr std::uint64_t swizzle = (row_bytes == 64 ? 2ull : 1ull) << 62;
+    constexpr std::uint64_t stride_of_8_rows = (8ull * row_bytes >> 4) << 32;
     const std::uint64_t leading = major == Major::mn ? static_cast<std::uint64_t>(panel_bytes >> 4) << 16 : 1ull << 16;
-    return swizzle_128 | stride_of_8_rows | leading | ((first & 0x3ffff) >> 4);
+    return swizzle | stride_of_8_rows | leading | ((first & 0x3ffff) >> 4);
 }
 
 // A descriptor of what lies `bytes` further.

@@ -14,14 +14,14 @@ namespace catalog::cuda {
 // the same remainders. Axes are in TMA's order, the width first.
 template <int axes>
 struct ConvPhase {
-    CUtensorMap images;  // over which the filter moves
+    CUtensorMap images, half_images;     // over which the filter moves; its boxes of 32 channels
     int count[axes];     // positions of an image
     int lower[axes], step[axes];         // position i is at lower + step * i in the images
     int taps[axes], apart[axes];         // tap j lies apart * j further
     int first_tap[axes], tap_step[axes]; // and is element first_tap + tap_step * j of the filter
     int origin[axes], spread[axes];      // position i is at origin + spread * i in the result
     int rows;                            // of C
-    int steps;                           // of the depth
+    int steps, whole_steps;              // of the depth: all, and those before the ones of 32 channels
     int first_tile;
 };
 
@@ -44,8 +44,8 @@ struct ConvCall {
     float* sums;                      // of the parts of the depth, where these are no blocks of a cluster
     std::int64_t stride_result;       // between images, or the filters of output channels
     ConvPhase<axes> phases[most_phases];
-    CUtensorMap weight;    // (channel, element, filter, group)
-    CUtensorMap gradient;  // bwd_weight: of the output
+    CUtensorMap weight, half_weight;  // (channel, element, filter, group)
+    CUtensorMap gradient;             // bwd_weight: of the output
     CUtensorMap out;
 };
 
@@ -56,10 +56,10 @@ struct ConvTensor {
     const std::int32_t* extents;  // depth, height, width
 };
 
-// Boxes of 64 channels at `box` positions.
+// Boxes of that many channels at `box` positions.
 template <class T, int axes>
 inline bool describe_images(CUtensorMap& map, const ConvTensor& images, const int (&lower)[axes],
-                            const int (&step)[axes], const int (&count)[axes], int box) {
+                            const int (&step)[axes], const int (&count)[axes], int channels, int box) {
     std::uint64_t extents[axes + 2], strides[axes + 1], stride = images.all_channels * sizeof(T);
     int upper[axes];
     extents[0] = images.all_channels;
@@ -74,12 +74,14 @@ inline bool describe_images(CUtensorMap& map, const ConvTensor& images, const in
     }
     extents[axes + 1] = images.count;
     strides[axes] = images.count > 1 ? images.stride * sizeof(T) : (stride + 15) / 16 * 16;
-    return make_im2col_map<T, axes>(map, images.data, extents, strides, lower, upper, step, block_channels, box);
+    return make_im2col_map<T, axes>(map, images.data, extents, strides, lower, upper, step, channels, box);
 }
 
-// A window of the result; its rows, tiles and steps of depth are of the caller. False: TMA cannot reach that far.
+// A window of the result; its rows, tiles and steps of depth are of the caller. `halves`: a last block of 32 channels is
+// gathered. False: TMA cannot reach that far.
 template <class T, int axes>
-inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, const ConvTensor& images, int box) {
+inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, const ConvTensor& images, bool halves,
+                           int box) {
     bool fits = true, meets = true;
     for (int i = 0; i < axes; ++i) {
         const conv::Axis& axis = window.axis[conv::axes - 1 - i];
@@ -97,7 +99,10 @@ inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, c
         meets = meets && axis.taps > 0;
         fits = fits && (axis.taps - 1) * phase.apart[i] <= Im2colLimits<axes>::offset;
     }
-    return !meets || (fits && describe_images<T, axes>(phase.images, images, phase.lower, phase.step, phase.count, box));
+    const auto describe = [&](CUtensorMap& map, int channels) {
+        return describe_images<T, axes>(map, images, phase.lower, phase.step, phase.count, channels, box);
+    };
+    return !meets || (fits && describe(phase.images, block_channels) && (!halves || describe(phase.half_images, half_block)));
 }
 
 inline constexpr int most_cluster_blocks = 8;  // that every GPU can run

@@ -41,14 +41,12 @@ __global__ __launch_bounds__(channel_copy_threads) void copy_channels(const __gr
 template <class T>
 class ReadableTensors {
    public:
-    // `tensor` is replaced; groups that TMA must tell apart begin at multiples of `apart` channels. With `blocks`, so do
-    // tensors without groups: TMA fills what is missing of a row of 64 channels slowly.
-    void add(ConvTensor& tensor, std::int64_t groups, std::int64_t apart, bool blocks = false) {
+    // `tensor` is replaced; groups that TMA must tell apart begin at multiples of `apart` channels.
+    void add(ConvTensor& tensor, std::int64_t groups, std::int64_t apart) {
         const bool whole = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.all_channels % 8 == 0 &&
                            (tensor.count <= 1 || tensor.stride % 8 == 0);
-        if (blocks) apart = block_channels;
-        if (whole && ((groups == 1 && !blocks) || tensor.channels % apart == 0)) return;
-        const std::int64_t unit = groups == 1 && !blocks ? 8 : apart;
+        if (whole && (groups == 1 || tensor.channels % apart == 0)) return;
+        const std::int64_t unit = groups == 1 ? 8 : apart;
         const std::int64_t padded = parts(tensor.channels, unit) * unit, volume = conv::Geometry::volume(tensor.extents);
         copies[count] = {tensor.data, nullptr, tensor.stride, tensor.count * volume * groups * (padded / 8),
                          static_cast<int>(volume), static_cast<int>(groups), static_cast<int>(tensor.channels),

@@ -40,15 +40,10 @@ class ConvLaunch {
         ConvTensor w{args.weight.data, args.k, args.weight.stride_first, args.c / args.g, args.c / args.g, of.filter};
         ReadableTensors<T> readable;
         // Boxes begin at multiples of 16 bytes. Where channels are the depth, those of other groups must not be in them.
-        constexpr int apart = weighs ? 8 : block_channels;
-        const auto in_blocks = [&](const ConvTensor& tensor) {
-            return args.g == 1 && of.taps() >= 6 && tensor.channels < 2 * block_channels && tensor.channels % block_channels;
-        };
-        const bool blocks = in_blocks(direction == Direction::bwd_data ? y : x);
-        if constexpr (direction != Direction::bwd_data) readable.add(x, args.g, apart, blocks);
-        if constexpr (direction != Direction::forward) readable.add(y, args.g, apart, !weighs && blocks);
-        const bool forward_blocks = direction == Direction::forward && (blocks || image_channels > args.c);
-        if constexpr (!weighs) readable.add(w, 1, 8, forward_blocks);
+        const std::int64_t apart = weighs ? 8 : halves() ? half_block : block_channels;
+        if constexpr (direction != Direction::bwd_data) readable.add(x, args.g, apart);
+        if constexpr (direction != Direction::forward) readable.add(y, args.g, apart);
+        if constexpr (!weighs) readable.add(w, 1, 8);
         const Scratch copies(readable.bytes(), device, stream);
         if (readable.bytes() > 0 && !copies.data) return launched(), CATALOG_NO_MEMORY;
         if (const catalog_status status = readable.run(copies.data, stream); status != CATALOG_OK) return status;
@@ -81,6 +76,10 @@ class ConvLaunch {
                of.taps() * parts(args.k / args.g, block_channels) <= most / 64;
     }
 
+    // Channels of a group that are the depth, and whether the last block of 32 of them is enough.
+    std::int64_t depth() const { return (direction == Direction::bwd_data ? args.k : args.c) / args.g; }
+    bool halves() const { return !weighs && depth() % block_channels > 0 && depth() % block_channels <= half_block; }
+
     static void in_order(const std::int32_t* extents, int (&to)[axes]) {
         for (int i = 0; i < axes; ++i) to[i] = extents[conv::axes - 1 - i];
     }
@@ -96,7 +95,7 @@ class ConvLaunch {
         call.columns = static_cast<int>(columns);
         call.channels = static_cast<int>(images.channels);
         call.gradient_channels = static_cast<int>(y.channels);
-        call.blocks = static_cast<int>(parts(direction == Direction::bwd_data ? k : c, block_channels));
+        call.blocks = static_cast<int>(parts(depth(), block_channels));
         const catalog_tensor& result = weighs ? args.weight : direction == Direction::forward ? args.output : args.input;
         call.result = result.data;
         call.stride_result = result.stride_first;
@@ -105,10 +104,11 @@ class ConvLaunch {
         for (; call.phase_count < most_phases && first + call.phase_count < windows.size(); ++call.phase_count) {
             const conv::Window& window = windows[first + call.phase_count];
             ConvPhase<axes>& phase = call.phases[call.phase_count];
-            if (!describe_phase<T>(phase, window, images, weighs ? Shape::tile_k : Row::tile_m)) return false;
+            if (!describe_phase<T>(phase, window, images, halves(), weighs ? Shape::tile_k : Row::tile_m)) return false;
             const std::int64_t positions = args.n * window.positions();
             phase.rows = static_cast<int>(weighs ? k : positions);
             phase.steps = static_cast<int>(weighs ? parts(positions, Shape::tile_k) : window.taps() * call.blocks);
+            phase.whole_steps = phase.steps - (halves() ? static_cast<int>(window.taps()) : 0);
             phase.first_tile = static_cast<int>(tiles);
             tiles += parts(phase.rows, Row::tile_m) * call.tiles_n * args.g;
             if (tiles > 1 << 24) return false;
@@ -122,7 +122,7 @@ class ConvLaunch {
         int ones[axes], extents[axes];
         for (int& one : ones) one = 1;
         in_order(y.extents, extents);
-        return describe_images<T, axes>(call.gradient, y, none, ones, extents, Shape::tile_k);
+        return describe_images<T, axes>(call.gradient, y, none, ones, extents, block_channels, Shape::tile_k);
     }
 
     bool describe_weight(Call& call, const ConvTensor& w, std::int64_t k) const {
@@ -130,7 +130,14 @@ class ConvLaunch {
                                           std::uint64_t(args.g)};
         const std::uint64_t filter = args.k > 1 ? w.stride * sizeof(T) : w.all_channels * of.taps() * sizeof(T);
         const std::uint64_t strides[3] = {w.all_channels * sizeof(T), filter, k * filter};
-        return make_tensor_map<T>(call.weight, w.data, extents, strides, {block_channels, 1, block_channels, 1});
+        constexpr bool along = direction == Direction::forward;
+        constexpr std::uint32_t columns = 64, whole = block_channels, half = half_block;
+        const auto describe = [&](CUtensorMap& map, std::uint32_t depth) {
+            const auto swizzle = along && depth == half ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+            return make_tensor_map<T>(map, w.data, extents, strides,
+                                      {along ? depth : columns, 1, along ? columns : depth, 1}, swizzle);
+        };
+        return describe(call.weight, whole) && (!halves() || describe(call.half_weight, half));
     }
 
     bool describe_result(Call& call, std::int64_t columns) const {
@@ -199,7 +206,7 @@ inline std::int32_t launch_conv_wgmma(const catalog_args* args, cudaStream_t str
     if constexpr (Row::direction != Direction::bwd_data) {
         if (FewChannels<Row>::applies(*args)) {
             FewChannels<Row> few(*args, stream);
-            return few.status == CATALOG_OK ? ConvLaunch<Row>(few.args, stream, block_channels).run() : few.status;
+            return few.status == CATALOG_OK ? ConvLaunch<Row>(few.args, stream, few.channels).run() : few.status;
         }
     }
     return ConvLaunch<Row>(*args, stream, args->c).run();

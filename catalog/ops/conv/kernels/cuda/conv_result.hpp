@@ -8,9 +8,9 @@
 
 namespace catalog::cuda {
 
-// A tile of C by its phase, its group and its first element, and a part of its depth.
+// A tile of C by its phase, its group and its first element, and a part of its depth: steps of 64 channels, and then of 32.
 struct ConvTile {
-    int phase, group, row, column, first_step, end_step;
+    int phase, group, row, column, first_step, end_whole, end_step;
 };
 
 template <class Row>
@@ -19,12 +19,15 @@ __device__ __forceinline__ ConvTile find_tile(const ConvCall<Row::ndim>& call, i
     while (phase + 1 < call.phase_count && tile >= call.phases[phase + 1].first_tile) ++phase;
     const auto& of = call.phases[phase];
     const int within = tile - of.first_tile, across = within / call.tiles_n, down = across / call.groups;
+    const auto step = [&](int i) { return static_cast<int>(static_cast<std::int64_t>(of.steps) * i / call.splits); };
+    const int first = step(part), end = step(part + 1);
     return {phase,
             across - down * call.groups,
             down * Row::tile_m,
             (within - across * call.tiles_n) * Row::tile_n,
-            static_cast<int>(static_cast<std::int64_t>(of.steps) * part / call.splits),
-            static_cast<int>(static_cast<std::int64_t>(of.steps) * (part + 1) / call.splits)};
+            first,
+            max(first, min(end, of.whole_steps)),
+            end};
 }
 
 // Parts of tiles that a block computes: one of a cluster's, or those of all tiles, part after part.

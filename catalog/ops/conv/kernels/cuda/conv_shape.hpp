@@ -8,7 +8,8 @@
 //     bwd_weight    output channels      element of the filter, input    output positions
 //                                        channels
 //
-// Channels are those of a group, in blocks of 64; a column of bwd_weight is one of such a block.
+// Channels are those of a group, in blocks of 64; a column of bwd_weight is one of such a block. Of the depth's, the last
+// block may have 32.
 #pragma once
 
 #include <algorithm>
@@ -38,5 +39,6 @@ template <class Row>
 using ConvShape = GemmShape<ConvTraits<Row>>;
 
 inline constexpr int block_channels = 64;
+inline constexpr int half_block = block_channels / 2;
 
 }  // namespace catalog::cuda

@@ -2,7 +2,8 @@
 //
 // A block has one warp that loads through TMA, and warpgroups that compute, each of 64 or 128 rows of a tile. Blocks
 // work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. What
-// the filter meets is gathered by TMA's im2col mode, an element of the filter and 64 channels in each step.
+// the filter meets is gathered by TMA's im2col mode, an element of the filter and 64 channels in each step; of the last
+// channels, 32 where that is enough.
 //
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //
@@ -92,18 +93,20 @@ class ConvProducer {
         const int panels = panels_of(call.columns, tile.column, Row::tile_n / 64);
         constexpr std::uint32_t images = Shape::swapped ? Shape::p_bytes : 0, weights = Shape::p_bytes - images;
         for (int step = tile.first_step; step < tile.end_step; ++step, piece.next(call, phase)) {
-            const std::uint32_t target = claim(Row::tile_m * panel_row_bytes + panels * panel_bytes);
+            const int halves = step >= tile.end_whole;
+            const std::uint32_t target = claim((Row::tile_m * panel_row_bytes + panels * panel_bytes) >> halves);
             const int channel = piece.block * block_channels, element = piece.element(call, phase);
+            const CUtensorMap* const filter = halves ? &call.half_weight : &call.weight;
             offsets(phase, piece, offset);
-            tma_load_im2col(target + images, &phase.images, full, tile.group * call.channels + channel, at, position.image,
-                            offset);
+            tma_load_im2col(target + images, halves ? &phase.half_images : &phase.images, full,
+                            tile.group * call.channels + channel, at, position.image, offset);
             for (int panel = 0; panel < panels; ++panel) {
-                const std::uint32_t to = target + weights + panel * panel_bytes;
                 const int column = tile.column + 64 * panel;
-                if constexpr (Row::direction == Direction::forward)
-                    tma_load(to, &call.weight, full, channel, element, column, tile.group);
+                if constexpr (Row::direction == Direction::forward)  // panels of half rows, or with half of the rows
+                    tma_load(target + weights + (panel * panel_bytes >> halves), filter, full, channel, element, column,
+                             tile.group);
                 else
-                    tma_load(to, &call.weight, full, column, element, channel, tile.group);
+                    tma_load(target + weights + panel * panel_bytes, filter, full, column, element, channel, tile.group);
             }
         }
     }
@@ -183,7 +186,10 @@ __global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
         ConvEpilogue<Row> epilogue(call, shared, group);
         for (ConvItems<Row> items(call); items.exist(); items.next()) {
             const ConvTile tile = items.tile();
-            product.multiply(tile.end_step - tile.first_step, sums);
+            if constexpr (Row::direction == Direction::bwd_weight)
+                product.multiply(tile.end_step - tile.first_step, sums);
+            else
+                product.multiply(tile.end_whole - tile.first_step, tile.end_step - tile.end_whole, sums);
             epilogue.store(tile, items.index, sums);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();

@@ -49,6 +49,8 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
             fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16, 32) if width <= most]))
         elif kernel.algorithm.pipeline == "sm90_narrow":
             fields |= {"g": (g := rng.choice((2, 5, 33)))} | dict.fromkeys("ck", g * rng.choice((1, 2, 4, 8, 16, 32)))
+        elif kernel.algorithm.pipeline == "sm90_halo":
+            fields |= {"g": 1, "stride": (1,) * ndim} | {name: rng.choice((1, 4, 7, 16, 33, 96)) for name in "ck"}
         elif signature.family == "depthwise":
             fields |= {"c": g, "k": g}
         else:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import random
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from time import process_time
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 from conv_problems import rows
 
+from catalog import build
+from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.errors import BuildError, SelectionError
 from catalog.ops import operation
 from catalog.ops.conv import kernels, reach
@@ -98,6 +102,8 @@ def test_what_a_launch_cannot_count_is_refused(catalog: Catalog, fields: dict[st
     [
         ("narrow_call", "narrow_bytes", reach._SHARED),
         ("narrow_patches_launch", "narrow_box", reach._BOX),
+        ("halo_shape", "longest", reach._BOX),
+        ("halo_shape", "shortest", reach._LINE),
         ("conv_shape", "block_channels", reach._BLOCK),
     ],
 )
@@ -105,6 +111,68 @@ def test_rules_count_with_the_numbers_of_the_kernels(header: str, name: str, val
     text = Path(*kernels.__path__, "cuda", f"{header}.hpp").read_text(encoding="utf-8")
     (factors,) = re.findall(rf"constexpr int {name} = ([\d *]+);", text)
     assert math.prod(map(int, factors.split("*"))) == value
+
+
+PATCHES = """
+#include <cstdio>
+#include "cuda/halo_shape.hpp"
+
+template <catalog::conv::Direction of, int columns, int teams>
+struct Row {
+    using dtype = catalog::cuda::bf16;
+    static constexpr auto direction = of;
+    static constexpr int tile_m = 256 / teams, tile_n = columns;
+    static constexpr int wave_m = 8 / teams, wave_n = 1, num_wave_groups = teams;
+};
+
+template <class Row>
+int patches(catalog::cuda::HaloCall<2>& call) {
+    using Shape = catalog::cuda::HaloShape<Row>;
+    return catalog::cuda::choose_patch(call, Row::tile_m, Shape::patch_rows) ? call.across[0] * call.across[1] : 0;
+}
+
+int main() {
+    using catalog::conv::Direction;
+    using catalog::cuda::HaloShape;
+    std::printf("%d %d %d %d", HaloShape<Row<Direction::forward, 64, 2>>::filters,
+                HaloShape<Row<Direction::forward, 32, 2>>::filters, HaloShape<Row<Direction::bwd_data, 64, 2>>::filters,
+                HaloShape<Row<Direction::bwd_data, 32, 2>>::filters);
+    catalog::cuda::HaloCall<2> call{};
+    auto& phase = call.phases[0];
+    while (std::scanf("%d %d %d %d %d %d", &phase.count[1], &phase.count[0], &phase.taps[1], &phase.taps[0],
+                      &phase.apart[1], &phase.apart[0]) == 6)
+        std::printf("\\n%d %d", patches<Row<Direction::forward, 64, 2>>(call),
+                    patches<Row<Direction::forward, 64, 1>>(call));
+}
+"""
+"""The filters that stay in shared memory, and for each geometry the patches of an image: small ones, and large ones."""
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.slow
+def test_rules_count_patches_and_filters_as_the_kernels_do(catalog: Catalog, tmp_path: Path) -> None:
+    chance = random.Random(1)  # noqa: S311
+    drawn = []
+    for _ in range(300):
+        size, taps, apart = ([chance.randint(1, most) for _ in "hw"] for most in (400, 9, 12))
+        pad = [(number - 1) * distance for number, distance in zip(taps, apart, strict=True)]
+        drawn.append(ConvProblem(n=1, c=64, k=64, size=size, filter=taps, dilation=apart, pad=pad))
+    source = tmp_path / "patches.cu"
+    source.write_text(PATCHES)
+    folders = (Path(*build.__path__), Path(*kernels.__path__))
+    compiler = [cuda_toolchain("sm_90").compiler.path, "-std=c++17", *(f"-I{folder}" for folder in folders)]
+    subprocess.run([*compiler, source, "-o", tmp_path / "patches"], check=True, timeout=120)
+    given = "\n".join(" ".join(map(str, (*p.out, *p.filter, *p.dilation))) for p in drawn)
+    done = subprocess.run([tmp_path / "patches"], input=given, capture_output=True, text=True, check=True, timeout=60)
+    filters, *counts = done.stdout.splitlines()
+    parameters = [reach.REACH[name] for name in ("small_patches", "large_patches")]
+    assert counts == [" ".join(str(parameter(problem)) for parameter in parameters) for problem in drawn]
+    expression = catalog.spec("sm_90", operation="conv").quantities["kept_filters"]
+    where = "pipeline = 'sm90_halo' AND num_wave_groups = 2 AND ndim = 2 AND dtype = 'bf16'"
+    found = catalog.connection.execute(
+        f"SELECT {expression} FROM conv_row WHERE {where} ORDER BY direction DESC, tile_n DESC"
+    )
+    assert filters.split() == [str(number) for (number,) in found]
 
 
 def test_parts_of_the_depth_and_static_order_are_of_one_model() -> None:

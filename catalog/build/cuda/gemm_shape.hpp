@@ -28,7 +28,7 @@ inline constexpr int in_panel_row = panel_row_bytes / sizeof(T);
 enum class Scales { no, row, block };
 
 template <class Row>
-struct GemmShape {
+struct GemmShape : AwaitInit<32 * (Row::wave_n > 1 ? Row::wave_n : Row::wave_m)> {
     using T = typename Row::dtype;
     static constexpr bool swapped = Row::wave_n > 1;
     static constexpr int tile_p = swapped ? Row::tile_n : Row::tile_m, tile_q = swapped ? Row::tile_m : Row::tile_n;
@@ -106,7 +106,7 @@ struct GemmShape {
         return base + barriers + 8 * (stages + stage);
     }
 
-    // By one thread of a warp, which await_init() and await_init_to_load() wait for.
+    // By one thread of a warp.
     static __device__ __forceinline__ void init(std::uint32_t base) {
         for (int i = 0; i < stages; ++i) {
             barrier_init(full(base, i), 1);
@@ -114,15 +114,6 @@ struct GemmShape {
         }
         barrier_init_fence();
     }
-
-    // The warp of init() says that it is over; the warp that loads and those that compute wait for it where they go on.
-    // These are two barriers: compute-sanitizer wants all threads to wait for one in the same place.
-    static __device__ __forceinline__ void announce_init() {
-        named_barrier_arrive(9, computing + 32);
-        named_barrier_arrive(10, 64);
-    }
-    static __device__ __forceinline__ void await_init() { named_barrier_sync(9, computing + 32); }
-    static __device__ __forceinline__ void await_init_to_load() { named_barrier_sync(10, 64); }
 };
 
 // Stages of a row where it computes groups of the depth, whose rows in shared memory are those of the depth: as many as

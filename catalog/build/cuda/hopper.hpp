@@ -276,9 +276,12 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t address, 
                  : "memory");
 }
 
-// Where TMA's 128-byte swizzle puts byte `column` of row `row` of a panel (rows of 128 bytes, aligned to 1024).
+// Where TMA's swizzle of 128 or 64 bytes puts byte `column` of row `row` of a panel (rows of as many bytes, aligned to 1024).
+template <int row_bytes = 128>
 __device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32_t column) {
-    return row * 128 + (column ^ ((row & 7) << 4));
+    static_assert(row_bytes == 128 || row_bytes == 64);
+    constexpr std::uint32_t in_128 = 128 / row_bytes;
+    return row * row_bytes + (column ^ (row / in_128 % (8 / in_128) << 4));
 }
 
 __device__ __forceinline__ void store_shared(std::uint32_t address, const float4& x) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "hopper.hpp"
+
 namespace catalog::cuda {
 
 inline constexpr unsigned all_lanes = 0xffffffffu;
@@ -34,5 +36,18 @@ constexpr RegisterBudget register_budget(int groups, int blocks, int producer) {
     if (at_start >= most) return {0, 0};
     return {producer, std::min(most, (at_start * warpgroups - producer) / groups / 8 * 8)};
 }
+
+// How the warps of a block wait until one of them has initialised the barriers in shared memory: that warp says so, and the
+// warp that loads and the `computing` threads that compute wait where they go on. These are two barriers:
+// compute-sanitizer wants all threads to wait for one in the same place.
+template <int computing>
+struct AwaitInit {
+    static __device__ __forceinline__ void announce_init() {
+        named_barrier_arrive(9, computing + 32);
+        named_barrier_arrive(10, 64);
+    }
+    static __device__ __forceinline__ void await_init() { named_barrier_sync(9, computing + 32); }
+    static __device__ __forceinline__ void await_init_to_load() { named_barrier_sync(10, 64); }
+};
 
 }  // namespace catalog::cuda

@@ -124,6 +124,7 @@ _OWN: tuple[Part, ...] = (
     Extents("_r", ("wave_m", "wave_n", "wave_k"), absent=0),
     Extents("_w", ("warp_tile_m", "warp_tile_n"), absent=0),
     Extents("_vec", ("vector_c",), absent=1),
+    Extents("_wg", ("num_wave_groups",), absent=1),
     Target(r"_\w+"),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,17 @@ _SHARED = 224 * 1024
 """Bytes of shared memory of a block of sm90_narrow: ``narrow_bytes`` in narrow_call.hpp."""
 
 _BOX = 256
-"""Most positions along an axis of a box that TMA loads: ``narrow_box`` in narrow_patches_launch.hpp."""
+"""Most positions along an axis of a box that TMA loads: ``narrow_box`` in narrow_patches_launch.hpp, ``longest`` in
+halo_shape.hpp.
+"""
+
+_LINE = 8
+"""Shortest line of a patch, unless the images' are shorter: ``shortest`` in halo_shape.hpp."""
+
+_PATCHES = {"small_patches": (128, 232), "large_patches": (256, 384)}
+"""Rows of a tile of sm90_halo, with two wave groups or one, and of a patch with its halo: ``patch_rows`` in
+halo_shape.hpp.
+"""
 
 _BLOCK = 64
 """Channels of a step of sm90_wgmma: ``block_channels`` in conv_shape.hpp."""
@@ -76,6 +87,21 @@ def narrow(problem: ConvProblem) -> bool:
         return loaded <= _SHARED
     items = problem.taps * max(1, width // 8)
     return loaded + 16 * 128 + -(-items // 2) * 512 * 8 + 4 * items <= _SHARED
+
+
+def patches(most: int, with_halo: int, problem: ConvProblem) -> int:
+    """Patches of positions that sm90_halo computes, 0 where it cannot: ``choose_patch()`` of halo_shape.hpp."""
+    if problem.g > 1 or problem.direction == "bwd_weight" or any(stride > 1 for stride in problem.stride):
+        return 0
+    *planes, height, width = (1, *(problem.size if problem.direction == "bwd_data" else problem.out))
+    *_, above, beyond = (0, *((taps - 1) * apart for taps, apart in zip(problem.filter, problem.dilation, strict=True)))
+    fewest = 0
+    for lines in range(1, min(height, _BOX - above) + 1):
+        line = min((most + beyond) // lines, with_halo // (lines + above), _BOX) - beyond
+        if line < min(_LINE, width):
+            break
+        fewest = min(fewest or width * height, -(-width // line) * -(-height // lines))
+    return fewest * math.prod(planes) * problem.n
 
 
 def gathered_taps(problem: ConvProblem) -> int:
@@ -133,6 +159,7 @@ REACH: Mapping[str, Callable[[ConvProblem], Any]] = MappingProxyType(
         "positions": positions,
         "phase_rows": phase_rows,
         "gathers": reachable,
+        **{name: partial(patches, *rows) for name, rows in _PATCHES.items()},
         "narrow": narrow,
     }
 )

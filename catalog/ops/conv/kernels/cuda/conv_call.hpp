@@ -77,12 +77,10 @@ inline bool describe_images(CUtensorMap& map, const ConvTensor& images, const in
     return make_im2col_map<T, axes>(map, images.data, extents, strides, lower, upper, step, channels, box);
 }
 
-// A window of the result; its rows, tiles and steps of depth are of the caller. `halves`: a last block of 32 channels is
-// gathered. False: TMA cannot reach that far.
-template <class T, int axes>
-inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, const ConvTensor& images, bool halves,
-                           int box) {
-    bool fits = true, meets = true;
+// A window of the result. False: it meets no element of the filter.
+template <int axes>
+inline bool describe_window(ConvPhase<axes>& phase, const conv::Window& window) {
+    bool meets = true;
     for (int i = 0; i < axes; ++i) {
         const conv::Axis& axis = window.axis[conv::axes - 1 - i];
         const bool back = axis.apart < 0;  // offsets are not negative, so that the last tap comes first
@@ -97,12 +95,22 @@ inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, c
         phase.origin[i] = static_cast<int>(axis.first);
         phase.spread[i] = static_cast<int>(axis.step);
         meets = meets && axis.taps > 0;
-        fits = fits && (axis.taps - 1) * phase.apart[i] <= Im2colLimits<axes>::offset;
     }
+    return meets;
+}
+
+// The same with its images, but without its rows, tiles and steps of depth. `halves`: a last block of 32 channels is
+// gathered. False: TMA cannot reach that far.
+template <class T, int axes>
+inline bool describe_phase(ConvPhase<axes>& phase, const conv::Window& window, const ConvTensor& images, bool halves,
+                           int box) {
+    if (!describe_window(phase, window)) return true;
+    for (int i = 0; i < axes; ++i)
+        if ((window.axis[conv::axes - 1 - i].taps - 1) * phase.apart[i] > Im2colLimits<axes>::offset) return false;
     const auto describe = [&](CUtensorMap& map, int channels) {
         return describe_images<T, axes>(map, images, phase.lower, phase.step, phase.count, channels, box);
     };
-    return !meets || (fits && describe(phase.images, block_channels) && (!halves || describe(phase.half_images, half_block)));
+    return describe(phase.images, block_channels) && (!halves || describe(phase.half_images, half_block));
 }
 
 inline constexpr int most_cluster_blocks = 8;  // that every GPU can run
@@ -113,26 +121,28 @@ inline std::int64_t clusters_at_a_time(std::int64_t blocks, int processors) {
     return std::max<std::int64_t>(1, of_132[blocks] * processors / 132);
 }
 
-// The parts of the depth for which the time is least, in microseconds: each wave of tiles does its steps. Few tiles of long
-// depth may wait for the L2 cache. The blocks of a cluster add the sums of their parts; those of more parts are written
-// and read once, by another kernel. Tiles that are computed as their transpose have no parts.
+// The parts of the depth for which the time is least, in microseconds: each wave of tiles does its steps, of which `share`
+// is not in vain. All blocks together wait for the L2 cache. The blocks of a cluster add the sums of their parts; those of
+// more parts are written and read once, by another kernel. Tiles that are computed as their transpose have no parts.
 template <class Row>
-inline int choose_splits(std::int64_t tiles, std::int64_t steps, int processors) {
+inline int choose_splits(std::int64_t tiles, std::int64_t steps, double share, int processors) {
     if constexpr (ConvShape<Row>::swapped) return 1;
     constexpr double area = Row::tile_m * Row::tile_n, loaded = Row::tile_m + Row::tile_n;
     constexpr double groups = ConvShape<Row>::groups;
     constexpr double read = Row::tile_m * (64 + Row::tile_n) / 64.0;  // from shared memory
     constexpr bool weighs = Row::direction == Direction::bwd_weight;
     constexpr double step = weighs ? 0.1208 + std::max({0.0000126 * area, 0.00088 * loaded, 0.0006 * read})
-                                   : 0.0283 + std::max({0.0000181 * area, 0.000913 * loaded, 0.000654 * read});
-    constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.666 + 0.0000389 * area / groups;
-    constexpr double launch = 8.7, of_part_in_memory = 0.1, of_sum = weighs ? 0.0000021 : 0.000001;
-    constexpr double shared = 1.24 + 0.0000944 * area / groups, of_part = 1.0, next_cluster = 3.4;
-    constexpr double of_block = (weighs ? 0.0000109 : 0.0000097) * loaded;  // of a step, by the L2 cache
+                                   : 0.03539 + std::max({0.0000192 * area, 0.0006493 * loaded, 0.0006161 * read});
+    constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.9949 + 0.0000966 * area / groups;
+    constexpr double launch = weighs ? 8.7 : 3.236, of_part_in_memory = weighs ? 0.1 : 0.1131;
+    constexpr double of_sum = weighs ? 0.0000021 : 0.000000272, of_part = weighs ? 1.0 : 0.4263, next_cluster = 3.4;
+    constexpr double shared = weighs ? 1.24 + 0.0000944 * area / groups : 3.036 + 0.000003726 * area / groups;
+    constexpr double of_block = (weighs ? 0.0000109 : 0.000007155) * loaded;  // of a step, by the L2 cache
     const auto time = [&](std::int64_t splits) {
         const std::int64_t blocks = tiles * splits;
-        const double loads = blocks <= processors && splits <= most_cluster_blocks ? of_block * static_cast<double>(blocks) : 0;
-        const double part = fixed + static_cast<double>(parts(steps, splits)) * std::max(step, loads);
+        const bool loads = !weighs || (blocks <= processors && splits <= most_cluster_blocks);
+        const double busy = loads ? static_cast<double>(std::min<std::int64_t>(blocks, processors)) : 0;
+        const double part = fixed + static_cast<double>(parts(steps, splits)) * share * std::max(step, of_block * busy);
         if (splits > 1 && splits <= most_cluster_blocks) {
             const double waves = static_cast<double>(parts(tiles, clusters_at_a_time(splits, processors)));
             const double adding = shared + of_part * static_cast<double>(splits);

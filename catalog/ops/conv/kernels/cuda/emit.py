@@ -15,6 +15,11 @@ _TYPES: Mapping[str, str] = MappingProxyType({"fp16": "catalog::cuda::fp16", "bf
 
 _TILE = ("tile_m", "tile_n", "wave_m", "wave_n")
 
+_HEADERS: Mapping[Pipeline, str] = MappingProxyType(
+    {Pipeline.SM90_WGMMA: "conv", Pipeline.SM90_HALO: "halo", Pipeline.SM90_NARROW: "narrow"}
+)
+"""What the header of a pipeline's launch begins with."""
+
 
 def emit(kernel: Kernel) -> str:
     """The CUDA C++ source of an NVIDIA kernel; equal kernels have equal sources.
@@ -26,16 +31,17 @@ def emit(kernel: Kernel) -> str:
     if signature.dtype not in _TYPES:
         raise BuildError(f"kernel {kernel.name}: NVIDIA has no convolution kernels for dtype = {signature.dtype}")
     narrow = algorithm.pipeline is Pipeline.SM90_NARROW
-    header, launch = ("narrow_launch", "launch_conv_narrow") if narrow else ("conv_launch", "launch_conv_wgmma")
-    numbers = {} if narrow else {"ndim": signature.ndim} | {name: getattr(algorithm, name) for name in _TILE}
+    tile = () if narrow else (*_TILE, "num_wave_groups") if algorithm.pipeline is Pipeline.SM90_HALO else _TILE
+    numbers = {name: getattr(algorithm, name) for name in tile} | ({} if narrow else {"ndim": signature.ndim})
     members = [
         f"using dtype = {_TYPES[signature.dtype]};",
         f"static constexpr auto direction = catalog::conv::Direction::{signature.direction};",
         *(f"static constexpr int {name} = {number};" for name, number in numbers.items()),
     ]
+    launch = f"launch_{algorithm.pipeline.removeprefix('sm90_')}"
     exports = f"""\
 CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size),
                      catalog::cuda::{launch}<Row>(args, static_cast<cudaStream_t>(stream)))
 CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)
 """
-    return row_source(kernel, f"cuda/{header}.hpp", members, exports)
+    return row_source(kernel, f"cuda/{_HEADERS[algorithm.pipeline]}_launch.hpp", members, exports)

@@ -100,7 +100,7 @@ class NarrowLaunch {
 };
 
 template <class Row>
-inline std::int32_t launch_conv_narrow(const catalog_args* args, cudaStream_t stream) noexcept {
+inline std::int32_t launch_narrow(const catalog_args* args, cudaStream_t stream) noexcept {
     if (const catalog_status status = conv::check_call<Row::direction>(args); status != CATALOG_OK) return status;
     return NarrowLaunch<Row>(*args, stream).run();
 }

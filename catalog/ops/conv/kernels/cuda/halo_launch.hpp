@@ -1,0 +1,104 @@
+// The launch of a row of pipeline sm90_halo: its patches.
+#pragma once
+
+#include "conv_tensors.hpp"
+#include "halo_wgmma.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+class HaloLaunch : ConvTensors<Row> {
+    using Base = ConvTensors<Row>;
+    using typename Base::T;
+    using Base::args, Base::of, Base::stream, Base::windows, Base::processors, Base::direction, Base::axes;
+    using Shape = HaloShape<Row>;
+    using Call = HaloCall<axes>;
+
+   public:
+    using Base::Base;
+
+    catalog_status run() {
+        if (cudaFuncSetAttribute(conv_halo<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes) != cudaSuccess)
+            return launched(), CATALOG_DEVICE_ERROR;
+        return this->with_tensors([&](const ConvTensor& x, const ConvTensor& w, const ConvTensor& y) -> catalog_status {
+            Call call{};
+            if (!describe(call, direction == Direction::bwd_data ? y : x, w, y)) return CATALOG_BAD_ARGUMENT;
+            int blocks = std::min(call.tiles, processors);
+            if constexpr (Shape::keeps_filter) blocks -= blocks % call.tiles_n;  // the columns of a block stay the same
+            if (blocks == 0) return CATALOG_BAD_ARGUMENT;
+            KernelLaunch launch(blocks, Shape::threads, dynamic_bytes, stream, Start::early);
+            return launch.run(conv_halo<Row>, call);
+        });
+    }
+
+   private:
+    static constexpr int dynamic_bytes = Shape::bytes + Shape::alignment;
+
+    // Patches are those of images without strides and groups.
+    bool describe(Call& call, const ConvTensor& images, const ConvTensor& w, const ConvTensor& y) const {
+        if (args.g != 1 || windows.size() != 1 || !windows[0].is_dense()) return false;
+        this->describe_sizes(call, images, y);
+        ConvPhase<axes>& phase = call.phases[0];
+        if (!describe_window(phase, windows[0])) return false;
+        for (const int step : phase.step)
+            if (step != 1) return false;
+        if (!choose_patch(call, Row::tile_m, Shape::patch_rows)) return false;
+        call.planes = axes > 2 ? phase.taps[axes - 1] : 1;
+        call.in_plane = static_cast<int>(windows[0].taps() / call.planes);
+        phase.whole_steps = static_cast<int>(windows[0].taps() * (call.blocks - (this->halves() ? 1 : 0)));
+        call.tiles_n = static_cast<int>(parts(call.columns, Row::tile_n));
+        std::int64_t tiles = args.n * call.tiles_n;
+        for (const int across : call.across) tiles *= across;
+        if (tiles > 1 << 24 || (Shape::keeps_filter && of.taps() * call.blocks > Shape::filters)) return false;
+        call.tiles = static_cast<int>(tiles);
+        return describe_patches(phase.images, call, images, block_channels) &&
+               (!this->halves() || describe_patches(phase.half_images, call, images, half_block)) &&
+               this->describe_weight(call, w, Shape::along ? Shape::columns : 64) && describe_store(call);
+    }
+
+    // Boxes of a patch with its halo.
+    static bool describe_patches(CUtensorMap& map, const Call& call, const ConvTensor& images, std::uint32_t channels) {
+        std::uint32_t box[axes];
+        for (int i = 0; i < axes; ++i) box[i] = call.patch[i];
+        box[0] = call.pitch;
+        if constexpr (axes > 1) box[1] = call.box_rows / call.pitch;
+        return describe_boxes(map, images, channels, box);
+    }
+
+    bool describe_store(Call& call) const {
+        if (!this->describe_result(call)) return true;
+        const ConvTensor result{call.result, args.n, call.stride_result, call.columns, call.columns,
+                                direction == Direction::forward ? of.out : of.size};
+        std::uint32_t box[axes];
+        for (int i = 0; i < axes; ++i) box[i] = call.patch[i];
+        call.plain = describe_boxes(call.out, result, Shape::columns, box);
+        return true;
+    }
+
+    static bool describe_boxes(CUtensorMap& map, const ConvTensor& tensor, std::uint32_t channels,
+                               const std::uint32_t (&box)[axes]) {
+        std::uint64_t extents[axes + 2], strides[axes + 1], stride = tensor.all_channels * sizeof(T);
+        std::uint32_t boxes[axes + 2];
+        extents[0] = tensor.all_channels, boxes[0] = channels;
+        for (int i = 0; i < axes; ++i) {
+            extents[i + 1] = tensor.extents[conv::axes - 1 - i], boxes[i + 1] = box[i];
+            strides[i] = stride;
+            stride *= extents[i + 1];
+        }
+        extents[axes + 1] = tensor.count, boxes[axes + 1] = 1;
+        strides[axes] = tensor.count > 1 ? tensor.stride * sizeof(T) : stride;
+        return make_tensor_map<T>(map, tensor.data, extents, strides, boxes,
+                                  channels * sizeof(T) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
+    }
+};
+
+template <class Row>
+inline std::int32_t launch_halo(const catalog_args* args, cudaStream_t stream) noexcept {
+    if (const catalog_status status = conv::check_call<Row::direction>(args); status != CATALOG_OK) return status;
+    return HaloLaunch<Row>(*args, stream, args->c).run();
+}
+
+template <class Row>
+inline constexpr Block block_of{HaloShape<Row>::threads, HaloShape<Row>::bytes + HaloShape<Row>::alignment};
+
+}  // namespace catalog::cuda

@@ -50,7 +50,9 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
         elif kernel.algorithm.pipeline == "sm90_narrow":
             fields |= {"g": (g := rng.choice((2, 5, 33)))} | dict.fromkeys("ck", g * rng.choice((1, 2, 4, 8, 16, 32)))
         elif kernel.algorithm.pipeline == "sm90_halo":
-            fields |= {"g": 1, "stride": (1,) * ndim} | {name: rng.choice((1, 4, 7, 16, 33, 96)) for name in "ck"}
+            reach = [min(taps, 2) if signature.direction == "bwd_data" else 1 for taps in fields["filter"]]
+            fields |= {"g": 1, "stride": [rng.randint(1, most) for most in reach], "dilation": (1,) * ndim}
+            fields |= {name: rng.choice((1, 4, 7, 16, 33, 96)) for name in "ck"}
         elif signature.family == "depthwise":
             fields |= {"c": g, "k": g}
         else:

@@ -36,8 +36,9 @@ HALO: tuple[dict[str, Any], ...] = (
     {"n": 40, "c": 32, "k": 24, "filter": 5, "pad": 2},
     {"n": 2, "c": 6, "k": 70, "pad": 1},
     {"n": 2, "c": 160, "k": 36, "filter": 1},
+    {"n": 3, "c": 40, "k": 48, "pad": 1, "stride": 2},
 )
-"""Several patches for each block; images without strides and groups."""
+"""Several patches for each block; images without groups, and without strides but for the gradient of the input."""
 
 NARROW: tuple[dict[str, Any], ...] = (
     {"n": 3, "c": 256, "k": 256, "g": 32, "pad": 1},
@@ -84,8 +85,8 @@ def larger(kernel: Kernel) -> Iterator[ConvProblem]:
 
 
 def answers(catalog: Catalog, kernel: Kernel, problem: ConvProblem) -> bool:
-    """Whether selection offers the kernel: all but those that keep the filter in shared memory answer every problem."""
-    if kernel.algorithm.num_wave_groups == 1:
+    """Whether selection offers the kernel: all but those of sm90_halo answer every problem."""
+    if kernel.algorithm.pipeline != "sm90_halo":
         return True
     return kernel.id in {one.kernel.id for one in catalog.candidates(problem, arch=ARCH, limit=1000, static=True)}
 

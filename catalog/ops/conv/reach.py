@@ -7,8 +7,9 @@ cp.async.bulk.tensor (offsets).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,9 @@ halo_shape.hpp.
 
 _LINE = 8
 """Shortest line of a patch, unless the images' are shorter: ``shortest`` in halo_shape.hpp."""
+
+_PHASES = 8
+"""Most phases of a gradient of the input that sm90_halo computes, each in a launch."""
 
 _PATCHES = {"small_patches": (128, 232), "large_patches": (256, 384)}
 """Rows of a tile of sm90_halo, with two wave groups or one, and of a patch with its halo: ``patch_rows`` in
@@ -90,18 +94,44 @@ def narrow(problem: ConvProblem) -> bool:
 
 
 def patches(most: int, with_halo: int, problem: ConvProblem) -> int:
-    """Patches of positions that sm90_halo computes, 0 where it cannot: ``choose_patch()`` of halo_shape.hpp."""
-    if problem.g > 1 or problem.direction == "bwd_weight" or any(stride > 1 for stride in problem.stride):
+    """Patches of positions that sm90_halo computes in all phases, 0 where it cannot."""
+    if problem.g > 1 or problem.direction == "bwd_weight" or math.prod(problem.stride) > _PHASES:
         return 0
-    *planes, height, width = (1, *(problem.size if problem.direction == "bwd_data" else problem.out))
-    *_, above, beyond = (0, *((taps - 1) * apart for taps, apart in zip(problem.filter, problem.dilation, strict=True)))
+    along = [list(_positions_and_halo(problem, axis)) for axis in range(problem.ndim)]
+    counts = [_patches_of_phase(most, with_halo, [(1, 0), *phase]) for phase in product(*along)]
+    return sum(counts) * problem.n if all(counts) else 0
+
+
+def _positions_and_halo(problem: ConvProblem, axis: int) -> Iterator[tuple[int, int]]:
+    """Of each phase, the positions along an axis and how far the filter reaches beyond; nothing without neighbours."""
+    size, out, taps, pad = (values[axis] for values in (problem.size, problem.out, problem.filter, problem.pad))
+    stride, dilation = problem.stride[axis], problem.dilation[axis]
+    if stride == 1:
+        yield size if problem.direction == "bwd_data" else out, (taps - 1) * dilation
+    elif problem.direction == "bwd_data" and math.gcd(stride, dilation) == 1:
+        for tap in range(stride):
+            first, number = (dilation * tap - pad) % stride, (taps - tap + stride - 1) // stride
+            if first < size:
+                yield (size - first + stride - 1) // stride if number > 0 else 0, (number - 1) * dilation
+
+
+def _patches_of_phase(most: int, with_halo: int, along: Sequence[tuple[int, int]]) -> int:
+    """Patches of an image: ``choose_patch()`` of halo_shape.hpp."""
+    *planes, (height, above), (width, beyond) = along
     fewest = 0
     for lines in range(1, min(height, _BOX - above) + 1):
         line = min((most + beyond) // lines, with_halo // (lines + above), _BOX) - beyond
         if line < min(_LINE, width):
             break
         fewest = min(fewest or width * height, -(-width // line) * -(-height // lines))
-    return fewest * math.prod(planes) * problem.n
+    return fewest * math.prod(positions for positions, _ in planes)
+
+
+def phase_taps(problem: ConvProblem) -> int:
+    """Elements of the filter that a phase meets at most."""
+    if problem.direction != "bwd_data":
+        return problem.taps
+    return math.prod(-(-taps // stride) for taps, stride in zip(problem.filter, problem.stride, strict=True))
 
 
 def gathered_taps(problem: ConvProblem) -> int:
@@ -158,6 +188,7 @@ REACH: Mapping[str, Callable[[ConvProblem], Any]] = MappingProxyType(
         "gathered_taps": gathered_taps,
         "positions": positions,
         "phase_rows": phase_rows,
+        "phase_taps": phase_taps,
         "gathers": reachable,
         **{name: partial(patches, *rows) for name, rows in _PATCHES.items()},
         "narrow": narrow,

@@ -1,4 +1,4 @@
-// The launch of a row of pipeline sm90_halo: its patches.
+// The launches of a row of pipeline sm90_halo, one for each phase, and their patches.
 #pragma once
 
 #include "conv_tensors.hpp"
@@ -21,35 +21,42 @@ class HaloLaunch : ConvTensors<Row> {
         if (cudaFuncSetAttribute(conv_halo<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes) != cudaSuccess)
             return launched(), CATALOG_DEVICE_ERROR;
         return this->with_tensors([&](const ConvTensor& x, const ConvTensor& w, const ConvTensor& y) -> catalog_status {
-            Call call{};
-            if (!describe(call, direction == Direction::bwd_data ? y : x, w, y)) return CATALOG_BAD_ARGUMENT;
-            int blocks = std::min(call.tiles, processors);
-            if constexpr (Shape::keeps_filter) blocks -= blocks % call.tiles_n;  // the columns of a block stay the same
-            if (blocks == 0) return CATALOG_BAD_ARGUMENT;
-            KernelLaunch launch(blocks, Shape::threads, dynamic_bytes, stream, Start::early);
-            return launch.run(conv_halo<Row>, call);
+            for (const conv::Window& window : windows) {
+                Call call{};
+                if (!describe(call, window, direction == Direction::bwd_data ? y : x, w, y)) return CATALOG_BAD_ARGUMENT;
+                if (const catalog_status status = launch(call); status != CATALOG_OK) return status;
+            }
+            return CATALOG_OK;
         });
     }
 
    private:
     static constexpr int dynamic_bytes = Shape::bytes + Shape::alignment;
 
-    // Patches are those of images without strides and groups.
-    bool describe(Call& call, const ConvTensor& images, const ConvTensor& w, const ConvTensor& y) const {
-        if (args.g != 1 || windows.size() != 1 || !windows[0].is_dense()) return false;
+    catalog_status launch(const Call& call) const {
+        int blocks = std::min(call.tiles, processors);
+        if constexpr (Shape::keeps_filter) blocks -= blocks % call.tiles_n;  // the columns of a block stay the same
+        if (blocks == 0) return CATALOG_BAD_ARGUMENT;
+        return KernelLaunch(blocks, Shape::threads, dynamic_bytes, stream, Start::early).run(conv_halo<Row>, call);
+    }
+
+    // Of a phase in which the filter meets neighbours, and of images without groups.
+    bool describe(Call& call, const conv::Window& window, const ConvTensor& images, const ConvTensor& w,
+                  const ConvTensor& y) const {
+        if (args.g != 1) return false;
         this->describe_sizes(call, images, y);
         ConvPhase<axes>& phase = call.phases[0];
-        if (!describe_window(phase, windows[0])) return false;
+        if (!describe_window(phase, window)) return false;
         for (const int step : phase.step)
             if (step != 1) return false;
         if (!choose_patch(call, Row::tile_m, Shape::patch_rows)) return false;
         call.planes = axes > 2 ? phase.taps[axes - 1] : 1;
-        call.in_plane = static_cast<int>(windows[0].taps() / call.planes);
-        phase.whole_steps = static_cast<int>(windows[0].taps() * (call.blocks - (this->halves() ? 1 : 0)));
+        call.in_plane = static_cast<int>(window.taps() / call.planes);
+        phase.whole_steps = static_cast<int>(window.taps() * (call.blocks - (this->halves() ? 1 : 0)));
         call.tiles_n = static_cast<int>(parts(call.columns, Row::tile_n));
         std::int64_t tiles = args.n * call.tiles_n;
         for (const int across : call.across) tiles *= across;
-        if (tiles > 1 << 24 || (Shape::keeps_filter && of.taps() * call.blocks > Shape::filters)) return false;
+        if (tiles > 1 << 24 || (Shape::keeps_filter && window.taps() * call.blocks > Shape::filters)) return false;
         call.tiles = static_cast<int>(tiles);
         return describe_patches(phase.images, call, images, block_channels) &&
                (!this->halves() || describe_patches(phase.half_images, call, images, half_block)) &&
@@ -59,35 +66,48 @@ class HaloLaunch : ConvTensors<Row> {
     // Boxes of a patch with its halo.
     static bool describe_patches(CUtensorMap& map, const Call& call, const ConvTensor& images, std::uint32_t channels) {
         std::uint32_t box[axes];
-        for (int i = 0; i < axes; ++i) box[i] = call.patch[i];
-        box[0] = call.pitch;
-        if constexpr (axes > 1) box[1] = call.box_rows / call.pitch;
-        return describe_boxes(map, images, channels, box);
+        std::int64_t extents[axes], strides[axes], stride = images.all_channels;
+        for (int i = 0; i < axes; ++i) {
+            box[i] = i == 0 ? call.pitch : i == 1 ? call.box_rows / call.pitch : 1;
+            extents[i] = images.extents[conv::axes - 1 - i];
+            strides[i] = stride;
+            stride *= extents[i];
+        }
+        return describe_boxes(map, images, extents, strides, channels, box);
     }
 
     bool describe_store(Call& call) const {
         if (!this->describe_result(call)) return true;
-        const ConvTensor result{call.result, args.n, call.stride_result, call.columns, call.columns,
-                                direction == Direction::forward ? of.out : of.size};
+        const ConvPhase<axes>& phase = call.phases[0];
         std::uint32_t box[axes];
-        for (int i = 0; i < axes; ++i) box[i] = call.patch[i];
-        call.plain = describe_boxes(call.out, result, Shape::columns, box);
+        std::int64_t extents[axes], strides[axes], stride = call.columns, first = 0;
+        for (int i = 0; i < axes; ++i) {
+            box[i] = call.patch[i];
+            extents[i] = phase.count[i];
+            strides[i] = stride * phase.spread[i];
+            first += stride * phase.origin[i];
+            stride *= call.extents[i];
+        }
+        const ConvTensor result{static_cast<T*>(call.result) + first, args.n, call.stride_result, call.columns, call.columns,
+                                nullptr};
+        call.plain = describe_boxes(call.out, result, extents, strides, Shape::columns, box);
         return true;
     }
 
-    static bool describe_boxes(CUtensorMap& map, const ConvTensor& tensor, std::uint32_t channels,
+    // Of a tensor's positions, which have these extents and strides.
+    static bool describe_boxes(CUtensorMap& map, const ConvTensor& tensor, const std::int64_t (&extents)[axes],
+                               const std::int64_t (&strides)[axes], std::uint32_t channels,
                                const std::uint32_t (&box)[axes]) {
-        std::uint64_t extents[axes + 2], strides[axes + 1], stride = tensor.all_channels * sizeof(T);
+        std::uint64_t all_extents[axes + 2], all_strides[axes + 1];
         std::uint32_t boxes[axes + 2];
-        extents[0] = tensor.all_channels, boxes[0] = channels;
+        all_extents[0] = tensor.all_channels, boxes[0] = channels;
         for (int i = 0; i < axes; ++i) {
-            extents[i + 1] = tensor.extents[conv::axes - 1 - i], boxes[i + 1] = box[i];
-            strides[i] = stride;
-            stride *= extents[i + 1];
+            all_extents[i + 1] = extents[i], boxes[i + 1] = box[i];
+            all_strides[i] = strides[i] * sizeof(T);
         }
-        extents[axes + 1] = tensor.count, boxes[axes + 1] = 1;
-        strides[axes] = tensor.count > 1 ? tensor.stride * sizeof(T) : stride;
-        return make_tensor_map<T>(map, tensor.data, extents, strides, boxes,
+        all_extents[axes + 1] = tensor.count, boxes[axes + 1] = 1;
+        all_strides[axes] = (tensor.count > 1 ? tensor.stride : extents[axes - 1] * strides[axes - 1]) * sizeof(T);
+        return make_tensor_map<T>(map, tensor.data, all_extents, all_strides, boxes,
                                   channels * sizeof(T) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
     }
 };

@@ -69,7 +69,7 @@ struct HaloShape : AwaitInit<32 * Row::wave_m * Row::num_wave_groups> {
     }
 };
 
-// A launch: its one phase has boxes of patches with their halo as images, and the result's boxes are patches.
+// A launch, of one phase: boxes of its images are patches with their halo, boxes of its result are patches.
 template <int axes>
 struct HaloCall : ConvCall<axes> {
     int patch[axes];   // positions of a patch along each axis: one line, several lines, one plane

@@ -1,5 +1,5 @@
 // Convolution for Hopper as an implicit product whose images are read once, specialised for one row of the catalog: pipeline
-// sm90_halo, for strides of 1.
+// sm90_halo. What the filter meets must be neighbours: strides are 1, but those of the gradient of the input.
 //
 // A block has one warp that loads through TMA, and two warpgroups that compute, tiles of both or of each. For each 64
 // channels the former loads a patch of the images with its halo, and the filter element by element; the latter multiply
@@ -304,13 +304,14 @@ class HaloEpilogue {
     __device__ __forceinline__ T* row_of(const HaloTile<axes>& tile, int row) const {
         const Place place(call, row);
         if (place.at >= call.patch[0] || place.line >= lines()) return nullptr;
+        const ConvPhase<axes>& phase = call.phases[0];
         std::int64_t index = 0;
         bool exists = true;
 #pragma unroll
         for (int i = axes - 1; i >= 0; --i) {
             const int at = tile.at[i] + (i == 0 ? place.at : i == 1 ? place.line : 0);
-            exists = exists && at < call.extents[i];
-            index = index * call.extents[i] + at;
+            exists = exists && at < phase.count[i];
+            index = index * call.extents[i] + phase.origin[i] + phase.spread[i] * at;
         }
         return exists ? static_cast<T*>(call.result) + tile.image * call.stride_result + index * call.columns : nullptr;
     }

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,11 @@ from catalog.messages import counted
 from catalog.ops import problem_of_key
 from catalog.registry import foreign
 from catalog.registry.kernels import add_kernel, kernel_of, lineage_id, populate_command
-from catalog.registry.merge_read import Source, delete, opened, reading
+from catalog.registry.merge_read import Source, attached, delete, opened, reading
 from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
 from catalog.registry.transactions import transaction, written_once
-from catalog.schema.lineage import LINEAGE, Lineage
+from catalog.schema.lineage import LINEAGE
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
@@ -94,13 +93,13 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
     for path in paths:
         if path.exists() and path.samefile(own):
             raise UsageError(f"{path} is the catalog that the others are merged into")
-    with ExitStack() as stack:
-        merges = [_Merge(connection, stack.enter_context(opened(path))) for path in paths]
-        with written_once(connection), transaction(connection):
+    with opened(paths) as (sources, records), written_once(connection), attached(connection, records):
+        merges = [_Merge(connection, source) for source in sources]
+        with transaction(connection):
             _merge_kernels(connection, merges)
             for merge in merges:
                 merge.merge_records()
-        return [merge.merged for merge in merges]
+    return [merge.merged for merge in merges]
 
 
 def _merge_kernels(connection: sqlite3.Connection, merges: Sequence[_Merge]) -> None:
@@ -122,15 +121,14 @@ class _Merge:
     """Merges one file into another, inside the caller's transaction."""
 
     def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
-        self._connection, self._other = connection, source.connection
-        self._devices: dict[int, int] = {}
+        self._connection, self._other, self._table = connection, source.connection, source.table
         self._left_out: list[str] = []
         self.merged = Merged(source.path, refused=source.refused)
 
     def kernels(self) -> list[Row]:
-        """The kernel rows that the file's artifacts and timings refer to."""
-        measured = "SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing"
-        return [dict(row) for row in self._other.execute(f"SELECT * FROM kernel WHERE id IN ({measured})")]
+        """The kernel rows that the file's artifacts refer to. A valid timing refers to the kernel of its artifact."""
+        built = "SELECT * FROM kernel WHERE id IN (SELECT kernel_id FROM artifact)"
+        return [dict(row) for row in self._other.execute(built)]
 
     def merge_kernel(self, row: Row, populated: Set[int], added: set[str]) -> None:
         """Add a kernel that is missing here to the catalog and to ``added``, unless something is in the way."""
@@ -178,12 +176,22 @@ class _Merge:
     def merge_records(self) -> None:
         """Merge everything but kernels, and nothing of those that are left out."""
         with reading(self.merged.path):
-            for table in ("timing", "artifact"):
-                delete(self._other, table, "kernel_id", self._left_out)
+            self._leave_out()
+            self._devices()
+            self._problems()
             self._artifacts()
             self._timings()
             self._models()
             self._foreign()
+
+    def _leave_out(self) -> None:
+        """Delete builds and timings of kernels that are left out, and models of lineages without any kernel here."""
+        if self._left_out:
+            for table in ("timing", "artifact"):
+                delete(self._connection, self._table(table), "kernel_id", self._left_out)
+        self._number("lineage", LINEAGE)
+        lineage = self._here("lineage", "lineage")
+        self._connection.execute(f"DELETE FROM {self._table('model')} AS row WHERE {lineage} IS NULL")
 
     def _artifacts(self) -> None:
         local = "artifact.status = 'built' AND NOT artifact.elsewhere"
@@ -201,20 +209,15 @@ class _Merge:
             "timing",
             ("problem_id", "kernel_id", "device_id", "artifact_key", "measured_as", "cold"),
             evidence=("{0}.created", "{0}.n"),
-            values={
-                "problem_id": self._numbers("timing", "problem_id", self._problem),
-                "device_id": self._numbers("timing", "device_id", self._device),
-            },
+            values={"problem_id": self._here("problem", "problem_id"), "device_id": self._here("device", "device_id")},
         )
 
     def _models(self) -> None:
-        lineages = self._numbers("model", "lineage", self._lineage)
-        self._other.execute(f"DELETE FROM model WHERE {lineages} IS NULL")  # none of its kernels is here
         self._put(
             "model",
             ("kind", "lineage", "device_id", "measured_as", "cold"),
             evidence=("{0}.problems", "{0}.created"),
-            values={"lineage": lineages, "device_id": self._numbers("model", "device_id", self._device)},
+            values={"lineage": self._here("lineage", "lineage"), "device_id": self._here("device", "device_id")},
         )
 
     def _foreign(self) -> None:
@@ -227,37 +230,37 @@ class _Merge:
             added = after[table] - before[table]
             self.merged.counts[table].update({"added": added, "the same": rows - added} if rows else {})
 
-    def _numbers(self, table: str, column: str, here: Callable[[int], int | None]) -> str:
-        """SQL for the number in this file of the row that a column of the other file's ``table`` refers to."""
-        there = [row[0] for row in self._other.execute(f"SELECT DISTINCT {column} FROM {table} ORDER BY {column}")]
-        numbers = f"{table}_{column}"
-        self._other.execute(f"CREATE TEMP TABLE {numbers} (there INTEGER PRIMARY KEY, here INTEGER)")
-        self._other.executemany(f"INSERT INTO {numbers} VALUES (?, ?)", [(number, here(number)) for number in there])
-        return f"(SELECT here FROM {numbers} WHERE there = {table}.{column})"
+    def _devices(self) -> None:
+        """Add the devices of timings and models that are missing here."""
+        device, timing, model = map(self._table, ("device", "timing", "model"))
+        used = f"SELECT device_id FROM {timing} UNION SELECT device_id FROM {model}"
+        self._connection.execute(f"DELETE FROM {device} WHERE id NOT IN ({used})")
+        insert = f"INSERT INTO device (arch, name, facts) SELECT arch, name, facts FROM {device} WHERE TRUE ORDER BY id"
+        added = self._connection.execute(f"{insert} ON CONFLICT DO NOTHING").rowcount
+        there = self._number("device", ("arch", "name", "facts"))
+        self._count("device", {"added": added, "the same": there - added})
 
-    def _lineage(self, number: int) -> int | None:
-        """The number here of a lineage; None without any of its kernels."""
-        row = self._other.execute(f"SELECT {', '.join(LINEAGE)} FROM lineage WHERE id = ?", (number,)).fetchone()
-        return lineage_id(self._connection, Lineage(*row))
+    def _problems(self) -> None:
+        """Add the problems of timings that are missing here, with the columns that derive from their keys."""
+        problem, timing = map(self._table, ("problem", "timing"))
+        self._connection.execute(f"DELETE FROM {problem} WHERE id NOT IN (SELECT problem_id FROM {timing})")
+        asked = f"SELECT key FROM {problem} WHERE key NOT IN (SELECT key FROM main.problem) ORDER BY id"
+        missing = self._connection.execute(asked).fetchall()
+        for (key,) in missing:
+            problem_id(self._connection, problem_of_key(key))
+        there = self._number("problem", ("key",))
+        self._count("problem", {"added": len(missing), "the same": there - len(missing)})
 
-    def _device(self, number: int) -> int:
-        """The number here of a device; a new one is added."""
-        if number not in self._devices:
-            asked = "SELECT arch, name, facts FROM device WHERE id = ?"
-            device = tuple(self._other.execute(asked, (number,)).fetchone())
-            insert = "INSERT INTO device (arch, name, facts) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-            added = self._connection.execute(insert, device).rowcount
-            self._count("device", {"added" if added else "the same": 1})
-            here = "SELECT id FROM device WHERE arch = ? AND name = ? AND facts = ?"
-            self._devices[number] = int(self._connection.execute(here, device).fetchone()[0])
-        return self._devices[number]
+    def _number(self, table: str, columns: Sequence[str]) -> int:
+        """Find the numbers here of the rows of a table, by the columns that identify them; return how many."""
+        there = self._table(table)
+        self._connection.execute(f"CREATE TABLE {there}_here (there INTEGER PRIMARY KEY, here INTEGER)")
+        pairs = f"SELECT there.id, here.id FROM {there} AS there JOIN main.{table} AS here USING ({', '.join(columns)})"
+        return self._connection.execute(f"INSERT INTO {there}_here {pairs}").rowcount
 
-    def _problem(self, number: int) -> int:
-        """The number here of a problem; a new one is added, with the columns that derive from its key."""
-        [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
-        here = self._connection.execute("SELECT id FROM problem WHERE key = ?", (key,)).fetchone()
-        self._count("problem", {"added" if here is None else "the same": 1})
-        return problem_id(self._connection, problem_of_key(key)) if here is None else int(here[0])
+    def _here(self, table: str, column: str) -> str:
+        """SQL for the number here of the row of ``table`` that ``column`` of the other file's ``row`` refers to."""
+        return f"(SELECT here FROM {self._table(table)}_here WHERE there = row.{column})"
 
     def _put(
         self,
@@ -277,23 +280,21 @@ class _Merge:
             values: columns that differ between files, with what they are here, in SQL; they have no rank.
             updates: what columns of a replaced row become, in SQL, where it is not what the new row has.
         """
-        columns = [row["name"] for row in self._connection.execute(f"PRAGMA table_info({table})")]
+        columns = [row["name"] for row in self._connection.execute(f"PRAGMA main.table_info({table})")]
         terms = [*evidence, *(f"ifnull({{0}}.{name}, -1)" for name in columns if name not in (*key, *values))]
         new, old = (", ".join(term.format(row) for term in terms) for row in ("excluded", table))
         changes = {name: f"excluded.{name}" for name in columns if name not in key} | dict(updates or {})
+        rows = f"SELECT {', '.join(values.get(name, name) for name in columns)} FROM {self._table(table)} AS row"
         statement = (
-            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+            f"INSERT INTO {table} ({', '.join(columns)}) {rows} WHERE TRUE "
             f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(f'{n} = {sql}' for n, sql in changes.items())} "
             f"WHERE ({new}) > ({old})"
         )
         last = f"SELECT coalesce(max(rowid), 0) FROM {table}"
         [before] = self._connection.execute(last).fetchone()
-        rows = self._other.cursor()
-        rows.row_factory = None
-        rows.execute(f"SELECT {', '.join(values.get(name, name) for name in columns)} FROM {table}")
-        written = self._connection.executemany(statement, rows).rowcount
+        written = self._connection.execute(statement).rowcount
         [added] = self._connection.execute(f"SELECT count(*) FROM {table} WHERE rowid > ?", (before,)).fetchone()
-        [there] = self._other.execute(f"SELECT count(*) FROM {table}").fetchone()
+        [there] = self._connection.execute(f"SELECT count(*) FROM {self._table(table)}").fetchone()
         self._count(table, {"added": added, "renewed": written - added, "the same": there - written})
 
     def _count(self, table: str, how: Mapping[str, int]) -> None:

@@ -1,9 +1,10 @@
-"""Reading a catalog made by somebody else: its rows are copied into an in-memory catalog that this program made.
+"""Reading catalogs made by somebody else: the rows of each are copied into an in-memory catalog that this program made.
 
 Only the other file's tables are read. A view, a virtual table or a generated column in place of a table is refused;
 triggers, views and expression indices are never reached. The copy has this program's own STRICT tables and is migrated
-in memory. Its rows are validated against :mod:`catalog.registry.rows`; invalid ones are left out, with a reason. All of
-that ends before anything is written, within :data:`READ_SECONDS`.
+in memory. Its rows are validated against :mod:`catalog.registry.rows`; invalid ones are left out, with a reason. The
+valid records of all files go to one more database in memory, for the writing connection to attach. All of that ends
+before anything is written, within :data:`READ_SECONDS` for each file.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import shlex
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from pydantic import ValidationError
 
@@ -54,14 +56,14 @@ MOST_PAGES = 2**19
 _STEPS = 10_000
 """SQLite instructions between two checks of the clock."""
 
-_MEASURED = "SELECT kernel_id FROM other.artifact UNION SELECT kernel_id FROM other.timing"
+_MEASURED = "(SELECT kernel_id FROM temp.measured)"
 _COPIED: Mapping[str, str] = {
     "device": "TRUE",
-    "problem": "id IN (SELECT problem_id FROM other.timing)",
+    "problem": "+id IN (SELECT problem_id FROM other.timing)",  # the plus: look every id up in the index of timings
     "lineage": "TRUE",
     "adopted": "TRUE",
-    "kernel": f"id IN ({_MEASURED})",
-    "kernel_receipt": f"kernel_id IN ({_MEASURED})",
+    "kernel": f"id IN {_MEASURED}",
+    "kernel_receipt": f"kernel_id IN {_MEASURED}",
     "artifact": "TRUE",
     "timing": "TRUE",
     "model": "TRUE",
@@ -70,33 +72,62 @@ _COPIED: Mapping[str, str] = {
 }
 """The tables that are read, where the file's version has them, with the condition on their rows."""
 
-_OF_OPERATION = f"kernel IN (SELECT key FROM other.kernel WHERE id IN ({_MEASURED}))"
+_RECORDS = ("device", "problem", "lineage", "artifact", "timing", "model")
+"""The tables of which :func:`attached` has the valid rows. They have no indices."""
+
+_OF_OPERATION = f"kernel IN (SELECT key FROM other.kernel WHERE id IN {_MEASURED})"
 """The condition on the rows of an operation's table of traits."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The valid rows of a file, in memory, and the number of refused ones by table and reason."""
+    """The valid rows of a file, in memory, and the number of refused ones by table and reason.
+
+    ``number`` tells the files of a merge apart.
+    """
 
     path: Path
     connection: sqlite3.Connection
+    number: int
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def table(self, name: str) -> str:
+        """The name of the table of :func:`attached` with the file's rows of a table of :data:`_RECORDS`."""
+        return f"checked.{name}_{self.number}"
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
-    """The current contents of the catalog at ``path``, made by any version of this program. The file is only read.
+def opened(paths: Sequence[Path]) -> Iterator[tuple[list[Source], str]]:
+    """The current contents of the catalogs at ``paths``, made by any version of this program, and what to attach.
+
+    The files are only read.
 
     Raises:
-        RegistryError: it is missing, damaged, too large, not a catalog, from a newer version, or takes too long to
+        RegistryError: one is missing, damaged, too large, not a catalog, from a newer version, or takes too long to
             read.
     """
-    if not path.is_file():
-        raise RegistryError(f"there is no catalog at {path}")
-    with reading(path):
-        source = _read(path)
-    with closing(source.connection):
-        yield source
+    records = f"file:{uuid4()}?mode=memory&cache=shared"
+    with ExitStack() as stack:
+        stack.enter_context(closing(sqlite3.connect(records, uri=True)))  # it exists while a connection to it is open
+        sources = list[Source]()
+        for number, path in enumerate(paths):
+            if not path.is_file():
+                raise RegistryError(f"there is no catalog at {path}")
+            with reading(path):
+                source = _read(path, number, records)
+            stack.enter_context(closing(source.connection))
+            sources.append(source)
+        yield sources, records
+
+
+@contextmanager
+def attached(connection: sqlite3.Connection, records: str) -> Iterator[None]:
+    """Attach the valid records of :func:`opened`: SQL takes rows from there faster than Python can pass them."""
+    connection.execute("ATTACH ? AS checked", (records,))
+    try:
+        yield
+    finally:
+        connection.execute("DETACH checked")
 
 
 @contextmanager
@@ -116,7 +147,7 @@ def reading(path: Path) -> Iterator[None]:
         raise RegistryError(f"{path} cannot be merged: {reason}", hint=hint) from None
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path, number: int, records: str) -> Source:
     copy = open_as_allowed(path, "mode=ro", _open)
     try:
         deadline = time.monotonic() + READ_SECONDS
@@ -132,6 +163,8 @@ def _read(path: Path) -> Source:
         of_operations = _tables_of_operations(copy)
         for table in of_operations:
             _require_table(copy, table)
+        measured = "SELECT kernel_id FROM other.artifact UNION SELECT kernel_id FROM other.timing"
+        copy.execute(f"CREATE TEMP TABLE measured AS {measured}")
         for table, rows in {**copied, **of_operations}.items():
             _copy(copy, table, rows)
         copy.execute("COMMIT")
@@ -141,11 +174,15 @@ def _read(path: Path) -> Source:
         make_views(copy)
         if copy.execute("PRAGMA foreign_key_check").fetchone():
             raise sqlite3.DatabaseError("it refers to rows that do not exist")
-        source = Source(path, copy)
+        source = Source(path, copy, number)
         _refuse_timings(source)
         _refuse_artifacts(source)
         _refuse_foreign(source)
         _refuse_models(source)
+        with attached(copy, records):
+            for table in _RECORDS:
+                copy.execute(f"CREATE TABLE {source.table(table)} AS SELECT * FROM {table}")
+        copy.execute("DELETE FROM timing")  # nothing reads them here; their memory is free again
         copy.set_progress_handler(None, 0)
     except BaseException:
         copy.close()
@@ -164,6 +201,7 @@ def _open(path: Path, parameters: str) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute(f"PRAGMA max_page_count = {MOST_PAGES}")
+        connection.execute("PRAGMA auto_vacuum = FULL")  # deleted rows leave no empty pages in memory
         connection.execute("ATTACH ? AS other", (file,))
     except BaseException:
         connection.close()

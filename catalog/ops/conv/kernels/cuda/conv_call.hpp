@@ -34,6 +34,7 @@ struct ConvCall {
     int phase_count, tiles_n, tiles, splits;
     int groups, rows, columns;        // of a group; rows of bwd_weight only
     int channels, blocks;             // from group to group of the images, and pieces of 64 of these channels
+    int filter_columns;               // of a load of the filter
     int gradient_channels;            // the same of `gradient`
     int filter[axes];
     bool in_cluster;                  // the parts of a tile are the blocks of a cluster

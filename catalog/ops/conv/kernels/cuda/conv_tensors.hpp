@@ -69,8 +69,15 @@ class ConvTensors {
         call.blocks = static_cast<int>(parts(depth(), block_channels));
     }
 
-    // Boxes of that many columns.
-    bool describe_weight(ConvCall<axes>& call, const ConvTensor& w, std::uint32_t columns) const {
+    // Loads of at most `most` columns. Where the columns are rows in shared memory, those outside of the tensor are not
+    // loaded: TMA fills them slowly, and what is in their place only reaches elements that are not stored.
+    bool describe_weight(ConvCall<axes>& call, const ConvTensor& w, std::int64_t most) const {
+        const std::int64_t left = columns() % most;
+        call.filter_columns = static_cast<int>(most);
+        if (direction == Direction::forward && columns() < most) call.filter_columns = static_cast<int>(parts(left, 8) * 8);
+        if (direction == Direction::forward && columns() > most && left > 0 && left <= most / 2)
+            call.filter_columns = static_cast<int>(most / 2);
+        const auto columns = static_cast<std::uint32_t>(call.filter_columns);
         const std::int64_t k = args.k / args.g;
         const std::uint64_t extents[4] = {std::uint64_t(w.all_channels), std::uint64_t(of.taps()), std::uint64_t(k),
                                           std::uint64_t(args.g)};

@@ -63,10 +63,10 @@ class ConvProducer {
         return target;
     }
 
-    // Of `most` panels of 64 rows or columns, those that exist. The others are not loaded: TMA fills rows outside of a
+    // Of `most` rows or columns, the loads of `each` that exist. The others are left out: TMA fills rows outside of a
     // tensor slowly, and what is in their place only reaches elements that are not stored.
-    static __device__ __forceinline__ int panels_of(int extent, int first, int most) {
-        return min(most, (extent - first + 63) / 64);
+    static __device__ __forceinline__ int loads_of(int extent, int first, int most, int each = 64) {
+        return (min(most, extent - first) + each - 1) / each;
     }
 
     // The coordinates of a position in the images.
@@ -90,23 +90,23 @@ class ConvProducer {
         int at[axes], offset[axes];
         place(phase, position, at);
         Piece piece(call, phase, tile.first_step);
-        const int panels = panels_of(call.columns, tile.column, Row::tile_n / 64);
+        const int columns = call.filter_columns, loads = loads_of(call.columns, tile.column, Row::tile_n, columns);
         constexpr std::uint32_t images = Shape::swapped ? Shape::p_bytes : 0, weights = Shape::p_bytes - images;
         for (int step = tile.first_step; step < tile.end_step; ++step, piece.next(call, phase)) {
             const int halves = step >= tile.end_whole;
-            const std::uint32_t target = claim((Row::tile_m * panel_row_bytes + panels * panel_bytes) >> halves);
+            const std::uint32_t target = claim((Row::tile_m + loads * columns) * panel_row_bytes >> halves);
             const int channel = piece.block * block_channels, element = piece.element(call, phase);
             const CUtensorMap* const filter = halves ? &call.half_weight : &call.weight;
             offsets(phase, piece, offset);
             tma_load_im2col(target + images, halves ? &phase.half_images : &phase.images, full,
                             tile.group * call.channels + channel, at, position.image, offset);
-            for (int panel = 0; panel < panels; ++panel) {
-                const int column = tile.column + 64 * panel;
+            for (int load = 0; load < loads; ++load) {
+                const int first = load * columns, column = tile.column + first;
                 if constexpr (Row::direction == Direction::forward)  // panels of half rows, or with half of the rows
-                    tma_load(target + weights + (panel * panel_bytes >> halves), filter, full, channel, element, column,
+                    tma_load(target + weights + (first * panel_row_bytes >> halves), filter, full, channel, element, column,
                              tile.group);
                 else
-                    tma_load(target + weights + panel * panel_bytes, filter, full, column, element, channel, tile.group);
+                    tma_load(target + weights + load * panel_bytes, filter, full, column, element, channel, tile.group);
             }
         }
     }
@@ -118,8 +118,8 @@ class ConvProducer {
         int channel[most], offset[most][axes], pieces = call.blocks;
 #pragma unroll
         for (int i = 0; i < axes; ++i) pieces *= phase.taps[i];
-        const int panels_p = panels_of(call.rows, tile.row, Shape::tile_p / 64);
-        const int panels_q = panels_of(pieces * 64, tile.column, most);
+        const int panels_p = loads_of(call.rows, tile.row, Shape::tile_p);
+        const int panels_q = loads_of(pieces * 64, tile.column, Shape::tile_q);
         Piece piece(call, phase, tile.column / block_channels);
 #pragma unroll
         for (int panel = 0; panel < most; ++panel) {

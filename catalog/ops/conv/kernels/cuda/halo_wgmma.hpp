@@ -78,8 +78,8 @@ class HaloProducer {
         int team = 0;
         for (int index = static_cast<int>(blockIdx.x); index < call.tiles; index += static_cast<int>(gridDim.x)) {
             const HaloTile<axes> tile(call, index, Row::tile_n);
-            const int columns = call.columns - tile.column;
-            const int panels = min(Row::tile_n / Shape::columns, (columns + Shape::columns - 1) / Shape::columns);
+            const int columns = min(Row::tile_n, call.columns - tile.column);
+            const int loads = (columns + call.filter_columns - 1) / call.filter_columns;
             const bool loads_filter = !Shape::keeps_filter || index == static_cast<int>(blockIdx.x);
             ConvPiece<axes, false> piece(call, phase, 0);
             for (int block = 0; block < call.blocks; ++block) {
@@ -88,7 +88,7 @@ class HaloProducer {
                     load_patch_of(tile, team, plane, block * block_channels, halves);
                     if (loads_filter)
                         for (int tap = 0; tap < call.in_plane; ++tap, piece.next(call, phase))
-                            load_filter(tile, piece, panels, halves);
+                            load_filter(tile, piece, loads, halves);
                 }
             }
             if constexpr (Shape::teams > 1) {
@@ -114,20 +114,20 @@ class HaloProducer {
         patches.next();
     }
 
-    __device__ __forceinline__ void load_filter(const HaloTile<axes>& tile, const ConvPiece<axes, false>& piece, int panels,
+    __device__ __forceinline__ void load_filter(const HaloTile<axes>& tile, const ConvPiece<axes, false>& piece, int loads,
                                                 int halves) {
         const std::uint32_t full = Shape::full_filter(shared, filters.stage);
         barrier_wait(Shape::empty(full), filters.phase ^ 1);
-        barrier_arrive_expect(full, panels * Shape::filter_panel >> halves);
+        barrier_arrive_expect(full, loads * call.filter_columns * panel_row_bytes >> halves);
         const std::uint32_t target = shared + Shape::filters_at + filters.stage * Shape::filter_bytes;
         const CUtensorMap* const map = halves ? &call.half_weight : &call.weight;
         const int channel = piece.block * block_channels, element = piece.element(call, call.phases[0]);
-        for (int panel = 0; panel < panels; ++panel) {
-            const int column = tile.column + Shape::columns * panel;
+        for (int load = 0; load < loads; ++load) {
+            const int first = load * call.filter_columns, column = tile.column + first;
             if constexpr (Shape::along)  // panels of half rows, or with half of the rows
-                tma_load(target + (panel * Shape::filter_panel >> halves), map, full, channel, element, column, 0);
+                tma_load(target + (first * panel_row_bytes >> halves), map, full, channel, element, column, 0);
             else
-                tma_load(target + panel * Shape::filter_panel, map, full, column, element, channel, 0);
+                tma_load(target + load * Shape::filter_panel, map, full, column, element, channel, 0);
         }
         filters.next();
     }

@@ -39,6 +39,7 @@ struct ConvCall {
     int filter[axes];
     bool in_cluster;                  // the parts of a tile are the blocks of a cluster
     bool plain;                       // TMA can store the result
+    bool aligned;                     // rows of the images are multiples of 32 bytes
     bool vectors, pairs;              // elements of the result can be written eight, or two at a time
     int extents[axes];                // of the result's images
     void* result;
@@ -123,26 +124,28 @@ inline std::int64_t clusters_at_a_time(std::int64_t blocks, int processors) {
 }
 
 // The parts of the depth for which the time is least, in microseconds: each wave of tiles does its steps, of which `share`
-// is not in vain. All blocks together wait for the L2 cache. The blocks of a cluster add the sums of their parts; those of
-// more parts are written and read once, by another kernel. Tiles that are computed as their transpose have no parts.
+// is not in vain. All blocks together wait for the L2 cache, longer if rows of the images are no multiple of 32 bytes. The
+// blocks of a cluster add the sums of their parts; those of more parts are written and read once, by another kernel. Tiles
+// that are computed as their transpose have no parts.
 template <class Row>
-inline int choose_splits(std::int64_t tiles, std::int64_t steps, double share, int processors) {
+inline int choose_splits(std::int64_t tiles, std::int64_t steps, double share, bool aligned, int processors) {
     if constexpr (ConvShape<Row>::swapped) return 1;
-    constexpr double area = Row::tile_m * Row::tile_n, loaded = Row::tile_m + Row::tile_n;
+    constexpr double area = Row::tile_m * Row::tile_n;
     constexpr double groups = ConvShape<Row>::groups;
     constexpr double read = Row::tile_m * (64 + Row::tile_n) / 64.0;  // from shared memory
     constexpr bool weighs = Row::direction == Direction::bwd_weight;
-    constexpr double step = weighs ? 0.1208 + std::max({0.0000126 * area, 0.00088 * loaded, 0.0006 * read})
-                                   : 0.03539 + std::max({0.0000192 * area, 0.0006493 * loaded, 0.0006161 * read});
-    constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.9949 + 0.0000966 * area / groups;
-    constexpr double launch = weighs ? 8.7 : 3.236, of_part_in_memory = weighs ? 0.1 : 0.1131;
-    constexpr double of_sum = weighs ? 0.0000021 : 0.000000272, of_part = weighs ? 1.0 : 0.4263, next_cluster = 3.4;
-    constexpr double shared = weighs ? 1.24 + 0.0000944 * area / groups : 3.036 + 0.000003726 * area / groups;
-    constexpr double of_block = (weighs ? 0.0000109 : 0.000007155) * loaded;  // of a step, by the L2 cache
+    const double loads = (Row::tile_m + Row::tile_n) * (weighs || aligned ? 1 : 3.24);
+    const double step = weighs ? 0.1208 + std::max({0.0000126 * area, 0.00088 * loads, 0.0006 * read})
+                               : 0.03144 + std::max({0.00001901 * area, 0.0003163 * loads, 0.0008957 * read});
+    constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.83 + 0.0001172 * area / groups;
+    constexpr double launch = weighs ? 8.7 : 4.054, of_part_in_memory = weighs ? 0.1 : 0.04652;
+    constexpr double of_sum = weighs ? 0.0000021 : 0.0000005981, of_part = weighs ? 1.0 : 0.272, next_cluster = 3.4;
+    constexpr double shared = weighs ? 1.24 + 0.0000944 * area / groups : 3.707 + 0.000000217 * area / groups;
+    const double of_block = (weighs ? 0.0000109 : 0.000009743) * loads;  // of a step, by the L2 cache
     const auto time = [&](std::int64_t splits) {
         const std::int64_t blocks = tiles * splits;
-        const bool loads = !weighs || (blocks <= processors && splits <= most_cluster_blocks);
-        const double busy = loads ? static_cast<double>(std::min<std::int64_t>(blocks, processors)) : 0;
+        const bool waits = !weighs || (blocks <= processors && splits <= most_cluster_blocks);
+        const double busy = waits ? static_cast<double>(std::min<std::int64_t>(blocks, processors)) : 0;
         const double part = fixed + static_cast<double>(parts(steps, splits)) * share * std::max(step, of_block * busy);
         if (splits > 1 && splits <= most_cluster_blocks) {
             const double waves = static_cast<double>(parts(tiles, clusters_at_a_time(splits, processors)));

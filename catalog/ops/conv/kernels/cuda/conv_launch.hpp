@@ -94,7 +94,7 @@ class ConvLaunch : ConvTensors<Row> {
         std::int64_t steps = 0;
         for (int i = 0; i < call.phase_count; ++i) steps = std::max<std::int64_t>(steps, call.phases[i].steps);
         const double share = this->halves() ? 1 - 0.5 / call.blocks : 1;
-        call.splits = choose_splits<Row>(call.tiles, steps, share, processors);
+        call.splits = choose_splits<Row>(call.tiles, steps, share, call.aligned, processors);
         const int blocks = call.tiles * call.splits;
         const bool in_memory = call.splits > most_cluster_blocks;
         call.in_cluster = call.splits > 1 && !in_memory;

@@ -65,6 +65,7 @@ class ConvTensors {
         call.rows = static_cast<int>(args.k / args.g);
         call.columns = static_cast<int>(columns());
         call.channels = static_cast<int>(images.channels);
+        call.aligned = images.all_channels % 16 == 0;
         call.gradient_channels = static_cast<int>(gradient.channels);
         call.blocks = static_cast<int>(parts(depth(), block_channels));
     }

@@ -134,13 +134,13 @@ inline int choose_splits(std::int64_t tiles, std::int64_t steps, double share, b
     constexpr double groups = ConvShape<Row>::groups;
     constexpr double read = Row::tile_m * (64 + Row::tile_n) / 64.0;  // from shared memory
     constexpr bool weighs = Row::direction == Direction::bwd_weight;
-    const double loads = (Row::tile_m + Row::tile_n) * (weighs || aligned ? 1 : 3.24);
+    const double loads = (Row::tile_m + Row::tile_n) * (weighs || aligned ? 1 : 3.12);
     const double step = weighs ? 0.1208 + std::max({0.0000126 * area, 0.00088 * loads, 0.0006 * read})
-                               : 0.03144 + std::max({0.00001901 * area, 0.0003163 * loads, 0.0008957 * read});
-    constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.83 + 0.0001172 * area / groups;
-    constexpr double launch = weighs ? 8.7 : 4.054, of_part_in_memory = weighs ? 0.1 : 0.04652;
-    constexpr double of_sum = weighs ? 0.0000021 : 0.0000005981, of_part = weighs ? 1.0 : 0.272, next_cluster = 3.4;
-    constexpr double shared = weighs ? 1.24 + 0.0000944 * area / groups : 3.707 + 0.000000217 * area / groups;
+                               : 0.03081 + std::max({0.00001892 * area, 0.0003011 * loads, 0.0008957 * read});
+    constexpr double fixed = weighs ? 0.645 + 0.0000396 * area / groups : 0.8292 + 0.0001489 * area / groups;
+    constexpr double launch = weighs ? 8.7 : 4.07, of_part_in_memory = weighs ? 0.1 : 0.06548;
+    constexpr double of_sum = weighs ? 0.0000021 : 0.0000004505, of_part = weighs ? 1.0 : 0.2822, next_cluster = 3.4;
+    constexpr double shared = weighs ? 1.24 + 0.0000944 * area / groups : 3.389 + 0.00001822 * area / groups;
     const double of_block = (weighs ? 0.0000109 : 0.000009743) * loads;  // of a step, by the L2 cache
     const auto time = [&](std::int64_t splits) {
         const std::int64_t blocks = tiles * splits;

@@ -33,8 +33,7 @@ inline bool make_im2col_map(CUtensorMap& map, const void* data, const std::uint6
     }
     return encode && encode(&map, tensor_map_type<T>, axes + 2, const_cast<void*>(data), extents, strides, lower, upper,
                             static_cast<std::uint32_t>(channels), static_cast<std::uint32_t>(positions), all_steps,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE,
-                            channels * sizeof(T) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(channels * sizeof(T)),
                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

@@ -27,6 +27,11 @@ inline constexpr CUtensorMapDataType tensor_map_type = sizeof(T) == 1           
                                                        : std::is_same_v<T, fp16> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
+// The swizzle of boxes whose rows have that many bytes: 64 or 128.
+inline CUtensorMapSwizzle swizzle_of(std::size_t row_bytes) {
+    return row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
 // Extents and box in elements, innermost axis first; strides in bytes, of all axes except the innermost. False: TMA
 // cannot address such a tensor. By default boxes are swizzled in rows of 128 bytes.
 template <class T, int rank>

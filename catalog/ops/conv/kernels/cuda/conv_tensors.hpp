@@ -73,23 +73,20 @@ class ConvTensors {
     // Loads of at most `most` columns. Where the columns are rows in shared memory, those outside of the tensor are not
     // loaded: TMA fills them slowly, and what is in their place only reaches elements that are not stored.
     bool describe_weight(ConvCall<axes>& call, const ConvTensor& w, std::int64_t most) const {
-        const std::int64_t left = columns() % most;
-        call.filter_columns = static_cast<int>(most);
-        if (direction == Direction::forward && columns() < most) call.filter_columns = static_cast<int>(parts(left, 8) * 8);
-        if (direction == Direction::forward && columns() > most && left > 0 && left <= most / 2)
-            call.filter_columns = static_cast<int>(most / 2);
+        constexpr bool along = direction == Direction::forward;
+        const std::int64_t all = this->columns(), left = all % most;
+        const std::int64_t fitting = all < most ? parts(all, 8) * 8 : left > 0 && left <= most / 2 ? most / 2 : most;
+        call.filter_columns = static_cast<int>(along ? fitting : most);
         const auto columns = static_cast<std::uint32_t>(call.filter_columns);
         const std::int64_t k = args.k / args.g;
         const std::uint64_t extents[4] = {std::uint64_t(w.all_channels), std::uint64_t(of.taps()), std::uint64_t(k),
                                           std::uint64_t(args.g)};
         const std::uint64_t filter = args.k > 1 ? w.stride * sizeof(T) : w.all_channels * of.taps() * sizeof(T);
         const std::uint64_t strides[3] = {w.all_channels * sizeof(T), filter, k * filter};
-        constexpr bool along = direction == Direction::forward;
         constexpr std::uint32_t whole = block_channels, half = half_block;
         const auto describe = [&](CUtensorMap& map, std::uint32_t depth) {
-            const auto swizzle = along && depth == half ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
-            return make_tensor_map<T>(map, w.data, extents, strides,
-                                      {along ? depth : columns, 1, along ? columns : depth, 1}, swizzle);
+            const std::uint32_t row = along ? depth : columns, rows = along ? columns : depth;
+            return make_tensor_map<T>(map, w.data, extents, strides, {row, 1, rows, 1}, swizzle_of(row * sizeof(T)));
         };
         return describe(call.weight, whole) && (!halves() || describe(call.half_weight, half));
     }

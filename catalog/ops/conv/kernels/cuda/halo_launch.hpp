@@ -107,8 +107,7 @@ class HaloLaunch : ConvTensors<Row> {
         }
         all_extents[axes + 1] = tensor.count, boxes[axes + 1] = 1;
         all_strides[axes] = (tensor.count > 1 ? tensor.stride : extents[axes - 1] * strides[axes - 1]) * sizeof(T);
-        return make_tensor_map<T>(map, tensor.data, all_extents, all_strides, boxes,
-                                  channels * sizeof(T) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
+        return make_tensor_map<T>(map, tensor.data, all_extents, all_strides, boxes, swizzle_of(channels * sizeof(T)));
     }
 };
 

@@ -104,8 +104,7 @@ class HaloProducer {
                                                   int halves) {
         const ConvPhase<axes>& phase = call.phases[0];
         const std::uint32_t full = Shape::full_patch(shared, team, patches.stage);
-        barrier_wait(Shape::empty(full), patches.phase ^ 1);
-        barrier_arrive_expect(full, call.box_rows * panel_row_bytes >> halves);
+        claim(full, patches.phase, call.box_rows * panel_row_bytes >> halves);
         int at[axes];
 #pragma unroll
         for (int i = 0; i < axes; ++i) at[i] = phase.lower[i] + tile.at[i] + (i == 2 ? plane * phase.apart[i] : 0);
@@ -117,8 +116,7 @@ class HaloProducer {
     __device__ __forceinline__ void load_filter(const HaloTile<axes>& tile, const ConvPiece<axes, false>& piece, int loads,
                                                 int halves) {
         const std::uint32_t full = Shape::full_filter(shared, filters.stage);
-        barrier_wait(Shape::empty(full), filters.phase ^ 1);
-        barrier_arrive_expect(full, loads * call.filter_columns * panel_row_bytes >> halves);
+        claim(full, filters.phase, loads * call.filter_columns * panel_row_bytes >> halves);
         const std::uint32_t target = shared + Shape::filters_at + filters.stage * Shape::filter_bytes;
         const CUtensorMap* const map = halves ? &call.half_weight : &call.weight;
         const int channel = piece.block * block_channels, element = piece.element(call, call.phases[0]);
@@ -130,6 +128,12 @@ class HaloProducer {
                 tma_load(target + load * Shape::filter_panel, map, full, column, element, channel, 0);
         }
         filters.next();
+    }
+
+    // A stage by its barrier, to be written with that number of bytes, once it is free.
+    static __device__ __forceinline__ void claim(std::uint32_t full, std::uint32_t phase, int bytes) {
+        barrier_wait(Shape::empty(full), phase ^ 1);
+        barrier_arrive_expect(full, bytes);
     }
 
     const Call& call;

@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import shlex
 import sqlite3
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +45,7 @@ from catalog.registry.rows import (
 )
 from catalog.registry.timings import MEASURED
 from catalog.registry.views import default_of, make_table, make_views
+from catalog.threads import usable_cores
 
 READ_SECONDS = 120.0
 """Time limit for reading a file; a million timings take a tenth of it."""
@@ -52,6 +55,9 @@ MOST_ROWS = 2_000_000
 
 MOST_PAGES = 2**19
 """Maximum number of pages of the copy, of 4 KiB."""
+
+MOST_AT_ONCE = 4
+"""Maximum number of files that are read at the same time."""
 
 _STEPS = 10_000
 """SQLite instructions between two checks of the clock."""
@@ -110,14 +116,44 @@ def opened(paths: Sequence[Path]) -> Iterator[tuple[list[Source], str]]:
     with ExitStack() as stack:
         stack.enter_context(closing(sqlite3.connect(records, uri=True)))  # it exists while a connection to it is open
         sources = list[Source]()
-        for number, path in enumerate(paths):
-            if not path.is_file():
-                raise RegistryError(f"there is no catalog at {path}")
-            with reading(path):
-                source = _read(path, number, records)
+        for source in stack.enter_context(closing(_read_in_threads(paths))):
             stack.enter_context(closing(source.connection))
+            _hand_over(source, records)
             sources.append(source)
         yield sources, records
+
+
+def _read_in_threads(paths: Sequence[Path]) -> Generator[Source, None, None]:
+    """Read a few files at a time and yield their contents in order; after an error, no connection is left open."""
+    stop, at_once = threading.Event(), min(usable_cores(), MOST_AT_ONCE)
+    with ThreadPoolExecutor(at_once) as pool:
+        ahead = deque[Future[Source]]()
+        try:
+            for number, path in enumerate(paths):
+                ahead.append(pool.submit(_read, path, number, stop))
+                if len(ahead) > at_once:
+                    yield _next(ahead)
+            while ahead:
+                yield _next(ahead)
+        finally:
+            stop.set()
+            for future in ahead:
+                if not future.cancel() and future.exception() is None:
+                    future.result().connection.close()
+
+
+def _next(ahead: deque[Future[Source]]) -> Source:
+    source = ahead[0].result()  # it stays among the others until it is there
+    ahead.popleft()
+    return source
+
+
+def _hand_over(source: Source, records: str) -> None:
+    """Copy the records of a file to where the writing connection reads them."""
+    with reading(source.path), attached(source.connection, records):
+        for table in _RECORDS:
+            source.connection.execute(f"CREATE TABLE {source.table(table)} AS SELECT * FROM {table}")
+    source.connection.execute("DELETE FROM timing")  # nothing reads them here; their memory is free again
 
 
 @contextmanager
@@ -147,47 +183,52 @@ def reading(path: Path) -> Iterator[None]:
         raise RegistryError(f"{path} cannot be merged: {reason}", hint=hint) from None
 
 
-def _read(path: Path, number: int, records: str) -> Source:
-    copy = open_as_allowed(path, "mode=ro", _open)
-    try:
-        deadline = time.monotonic() + READ_SECONDS
-        copy.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
-        version = schema_version(copy, path, "other")
-        if not version:
-            raise RegistryError(f"{path} is empty, not a catalog")
-        make_tables(copy, version)
-        copy.execute("BEGIN")
-        copied = {table: rows for table, rows in _COPIED.items() if _columns(copy, table)}
-        for table in copied:  # check all tables first: the conditions of one read others
-            _require_table(copy, table)
-        of_operations = _tables_of_operations(copy)
-        for table in of_operations:
-            _require_table(copy, table)
-        measured = "SELECT kernel_id FROM other.artifact UNION SELECT kernel_id FROM other.timing"
-        copy.execute(f"CREATE TEMP TABLE measured AS {measured}")
-        for table, rows in {**copied, **of_operations}.items():
-            _copy(copy, table, rows)
-        copy.execute("COMMIT")
-        copy.execute("DETACH other")
-        upgrade(copy, version)
-        copy.execute("UPDATE foreign_timing SET problem_id = NULL")  # merging links problems again
-        make_views(copy)
-        if copy.execute("PRAGMA foreign_key_check").fetchone():
-            raise sqlite3.DatabaseError("it refers to rows that do not exist")
-        source = Source(path, copy, number)
-        _refuse_timings(source)
-        _refuse_artifacts(source)
-        _refuse_foreign(source)
-        _refuse_models(source)
-        with attached(copy, records):
-            for table in _RECORDS:
-                copy.execute(f"CREATE TABLE {source.table(table)} AS SELECT * FROM {table}")
-        copy.execute("DELETE FROM timing")  # nothing reads them here; their memory is free again
-        copy.set_progress_handler(None, 0)
-    except BaseException:
-        copy.close()
-        raise
+def _read(path: Path, number: int, stop: threading.Event) -> Source:
+    if not path.is_file():
+        raise RegistryError(f"there is no catalog at {path}")
+    with reading(path):
+        copy = open_as_allowed(path, "mode=ro", _open)
+        try:
+            deadline = time.monotonic() + READ_SECONDS
+            copy.set_progress_handler(lambda: stop.is_set() or time.monotonic() > deadline, _STEPS)
+            source = Source(path, copy, number)
+            _fill(source)
+            copy.set_progress_handler(None, 0)
+        except BaseException:
+            copy.close()
+            raise
     return source
+
+
+def _fill(source: Source) -> None:
+    """Copy the file that is attached as ``other`` into memory, and refuse what is invalid."""
+    copy, path = source.connection, source.path
+    version = schema_version(copy, path, "other")
+    if not version:
+        raise RegistryError(f"{path} is empty, not a catalog")
+    make_tables(copy, version)
+    copy.execute("BEGIN")
+    copied = {table: rows for table, rows in _COPIED.items() if _columns(copy, table)}
+    for table in copied:  # check all tables first: the conditions of one read others
+        _require_table(copy, table)
+    of_operations = _tables_of_operations(copy)
+    for table in of_operations:
+        _require_table(copy, table)
+    measured = "SELECT kernel_id FROM other.artifact UNION SELECT kernel_id FROM other.timing"
+    copy.execute(f"CREATE TEMP TABLE measured AS {measured}")
+    for table, rows in {**copied, **of_operations}.items():
+        _copy(copy, table, rows)
+    copy.execute("COMMIT")
+    copy.execute("DETACH other")
+    upgrade(copy, version)
+    copy.execute("UPDATE foreign_timing SET problem_id = NULL")  # merging links problems again
+    make_views(copy)
+    if copy.execute("PRAGMA foreign_key_check").fetchone():
+        raise sqlite3.DatabaseError("it refers to rows that do not exist")
+    _refuse_timings(source)
+    _refuse_artifacts(source)
+    _refuse_foreign(source)
+    _refuse_models(source)
 
 
 def _open(path: Path, parameters: str) -> sqlite3.Connection:
@@ -196,7 +237,7 @@ def _open(path: Path, parameters: str) -> sqlite3.Connection:
     with closing(sqlite3.connect(file, uri=True)) as alone:  # its errors say more than those of attaching
         alone.execute("PRAGMA trusted_schema = OFF")
         alone.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    connection = sqlite3.connect("file::memory:", uri=True, isolation_level=None)
+    connection = sqlite3.connect("file::memory:", uri=True, isolation_level=None, check_same_thread=False)
     try:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA trusted_schema = OFF")

@@ -21,12 +21,12 @@ from catalog.schema.kernel import Kernel
 need_gpu()
 pytest_plugins = ("cuda_fixtures",)
 
-TOOLS = ("memcheck", "racecheck", "synccheck")
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 FLAWED = """
 __global__ void flawed(int* memory) {
     __shared__ int next[64];
-    next[threadIdx.x] = threadIdx.x;
+    next[threadIdx.x] = FIRST;
     BARRIER
     memory[threadIdx.x] = next[threadIdx.x ^ 32];
 }
@@ -38,11 +38,15 @@ int main() {
     return cudaDeviceSynchronize() != cudaSuccess;
 }
 """
-FLAWS = {
-    "memcheck": ({"BARRIER": "__syncthreads();", "INTS": "63"}, "Invalid __global__ write of size 4 bytes"),
-    "racecheck": ({"BARRIER": "", "INTS": "64"}, "Race reported between"),
-    "synccheck": ({"BARRIER": "if (threadIdx.x % 32 < 16) __syncthreads();", "INTS": "64"}, "Barrier error detected"),
+CORRECT = {"FIRST": "threadIdx.x", "BARRIER": "__syncthreads();", "INTS": "64"}
+FLAWS: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "memcheck": ({"INTS": "63"}, "Invalid __global__ write of size 4 bytes"),
+    "racecheck": ({"BARRIER": ""}, "Race reported between"),
+    "synccheck": ({"BARRIER": "if (threadIdx.x % 32 < 16) __syncthreads();"}, "Barrier error detected"),
+    "initcheck": ({"FIRST": "memory[threadIdx.x]"}, "Uninitialized __global__ memory read of size 4 bytes"),
 }
+MARKS = re.compile(r"Uninitialized __global__ memory read of size 8 bytes\n=+ +at void catalog::cuda::attend_stream<")
+"""A look at the mark of another block's part, which that block may not have set yet: stream_parts.hpp says why."""
 PRODUCTS = {
     "gemm": ("(family = 'universal' AND layout IN ('rcr', 'crr') OR family = 'grouped' AND tile_m = 128)", 5),
     "conv": ("ndim = 2", 2),
@@ -54,7 +58,7 @@ def watched(tool: str, *command: object) -> subprocess.CompletedProcess[str]:
     program = shutil.which("compute-sanitizer")
     if program is None:
         missing("compute-sanitizer")
-    options = ("--tool", tool, "--error-exitcode", "99")
+    options = ("--tool", tool, "--error-exitcode", "99", "--print-limit", "100000")
     words = [program, *options, *map(str, command)]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
 
@@ -62,9 +66,10 @@ def watched(tool: str, *command: object) -> subprocess.CompletedProcess[str]:
 def finds_nothing(tool: str, database: Path, op: str, kernels: Sequence[Kernel]) -> None:
     script = Path(__file__).with_name("sanitize_cuda.py")
     done = watched(tool, sys.executable, script, database, op, *(kernel.id for kernel in kernels))
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert re.search(rf"^{len(kernels)}$", done.stdout, re.MULTILINE), "every row ran"
-    assert re.search(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)", done.stdout), done.stdout[-4000:]
+    marks = len(MARKS.findall(done.stdout))
+    assert done.returncode == (99 if marks else 0), done.stdout[-4000:] + done.stderr[-4000:]
+    assert re.search(rf"^{len(kernels)}$", done.stdout, re.MULTILINE), f"a row is wrong: {done.stderr[-4000:]}"
+    assert re.search(rf"(ERROR SUMMARY: {marks} error|RACECHECK SUMMARY: 0 hazards)", done.stdout), done.stdout[-4000:]
 
 
 @pytest.mark.parametrize(("op", "number"), RUNS)
@@ -87,7 +92,8 @@ def test_sanitizer_finds_nothing_in_products(catalog: Catalog, tool: str, operat
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_sanitizer_would_find(tmp_path: Path, tool: str) -> None:
-    changes, finding = FLAWS[tool]
+    flaw, finding = FLAWS[tool]
+    changes = {**CORRECT, **flaw}
     source = tmp_path / "flawed.cu"
     source.write_text(re.sub("|".join(changes), lambda found: changes[found[0]], FLAWED))
     nvcc = cuda_toolchain(ARCH).compiler.path

@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from conftest import slow_but
 
 from catalog.errors import DeviceError, TensorError
 from catalog.ops.attention.arguments import ARGUMENTS
@@ -22,6 +23,7 @@ HEADS = {"nhead_q": 4, "nhead_k": 2, "hdim_q": 64, "dtype": "fp32", "mask": "bot
 PROBLEM = Problem(**HEADS, batch=2, seqlen_q=5, seqlen_k=70, lse=True)
 SPLIT = Problem(**HEADS, op="splitkv", batch=2, seqlen_q=1, seqlen_k=900, lse=True)
 BACKWARD = Problem(**HEADS, op="bwd", seqlens_q=[40], seqlens_k=[40], window=(30, 0))
+EACH, OPS = slow_but([PROBLEM, SPLIT], (PROBLEM, SPLIT, BACKWARD)), ("fwd", "splitkv", "bwd")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def catalog(host_file, tmp_path_factory):
     return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("bound") / "catalog.db"))
 
 
-@pytest.mark.parametrize("problem", [PROBLEM, SPLIT, BACKWARD], ids=lambda problem: problem.op)
+@pytest.mark.parametrize("problem", EACH, ids=OPS)
 def test_launches_see_what_the_inputs_hold_and_give_what_a_run_gives(catalog, problem):
     plan = catalog.select(problem)
     inputs = {name: array.copy() for name, array in make_inputs(problem).items()}
@@ -55,7 +57,7 @@ def test_given_outputs_are_written_in_place(catalog):
     assert np.array_equal(outputs["lse"], expected["lse"])
 
 
-@pytest.mark.parametrize("problem", [PROBLEM, SPLIT, BACKWARD], ids=lambda problem: problem.op)
+@pytest.mark.parametrize("problem", EACH, ids=OPS)
 def test_kernels_say_how_large_the_workspaces_are(catalog, problem):
     """As large as the arrays that the runtime makes: nothing is there twice, nothing is too short."""
     bound = catalog.select(problem).bind()

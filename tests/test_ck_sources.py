@@ -71,7 +71,9 @@ def checkout(tmp_path: Path) -> Checkout:
 # Sources
 
 
-@pytest.mark.parametrize("family", ["fwd", "fwd_splitkv", "fwd_splitkv_combine", "bwd_dot_do_o", "bwd_dq_dk_dv"])
+@pytest.mark.parametrize(
+    "family", slow_but(["fwd"], ["fwd", "fwd_splitkv", "fwd_splitkv_combine", "bwd_dot_do_o", "bwd_dq_dk_dv"])
+)
 def test_the_generator_is_asked_for_one_kernel_once(
     family: str, rows: Catalog, checkout: Checkout, tmp_path: Path
 ) -> None:

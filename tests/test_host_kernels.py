@@ -109,7 +109,7 @@ def run(plan: Plan, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
 
 
 @pytest.mark.parametrize(("count", "examples"), slow_but([FEW], [FEW, ALL]), ids=["few", "all"])
-@pytest.mark.parametrize("op", slow_but(["fwd", "batch_prefill", "bwd"], OPS))  # test_host_ops.py has the others
+@pytest.mark.parametrize("op", slow_but(["fwd", "bwd"], OPS))  # test_host_ops.py has the others
 def test_random_problems(
     catalog: Catalog, op: Op, count: int | None, examples: int, record_property: Callable[[str, object], None]
 ) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import permutations
 from pathlib import Path
 
@@ -114,6 +114,15 @@ def write(
 def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
     with closing(sqlite3.connect(path)) as connection:
         return {name: sorted(map(tuple, connection.execute(sql))) for name, sql in CONTENT.items()}
+
+
+def open_files() -> set[str]:
+    """What the descriptors of this process refer to."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            found.add(str(descriptor.readlink()))
+    return found
 
 
 def merged(folder: Path, name: str, *paths: Path) -> Path:
@@ -352,9 +361,10 @@ def test_a_file_that_cannot_be_merged_changes_nothing(
     damage(damaged)
     catalog = Catalog(empty / "empty.db")
     with pytest.raises(RegistryError, match=message) as caught:
-        catalog.merge([sound, damaged])
+        catalog.merge([sound, damaged, *[sound] * 6])  # of which some are being read when the error is found
     assert str(damaged) in str(caught.value)
     assert not any(content(catalog.path).values())
+    assert not {str(sound), str(damaged)} & open_files()
 
 
 REFUSED = {

@@ -99,7 +99,8 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
     of_a, of_b = problem.k if a_along else problem.m, problem.k if b_along else problem.n
     present_m, present_n = min(tile_m, rows), min(tile_n, problem.n)
     read_m = min(tile_m, problem.m)  # of a group, with rows of the next ones
-    loaded = _line_share(of_a * of_bytes) * read_m + _line_share(of_b * of_bytes) * present_n / below
+    loaded_a, loaded_b = _rows_loaded(read_m, a_along), _rows_loaded(present_n, b_along)
+    loaded = _line_share(of_a * of_bytes) * loaded_a + _line_share(of_b * of_bytes) * loaded_b / below
     # Blocks that are fewer than multiprocessors get more of the L2 cache each. It serves the blocks of a cluster that
     # read different parts of K more slowly than neighbours that read the same rows.
     loads = 1.9 * loaded * (0.1 + 0.9 * active) * (2.4 if parts > 1 else 1.0)
@@ -162,6 +163,14 @@ def _depth(problem: GemmProblem) -> int:
 
 def _steps(problem: GemmProblem, algorithm: Algorithm) -> int:
     return -(-_depth(problem) // algorithm.tile_k)
+
+
+def _rows_loaded(extent: int, along: bool) -> int:
+    """The rows that TMA loads for a tile's extent in M or N and 128 bytes of K.
+
+    Along K each has 128 bytes. Otherwise they are those of K, in panels of 64 columns, and short ones take as long.
+    """
+    return extent if along else -(-extent // 64) * 64
 
 
 def _line_share(row: int) -> float:

@@ -16,6 +16,8 @@
 //     };
 #pragma once
 
+#include <type_traits>
+
 #include "conv_result.hpp"
 #include "cuda/gemm_product.hpp"
 
@@ -66,7 +68,7 @@ class ConvProducer {
     // Of `most` rows or columns, the loads of `each` that exist. The others are left out: TMA fills rows outside of a
     // tensor slowly, and what is in their place only reaches elements that are not stored.
     static __device__ __forceinline__ int loads_of(int extent, int first, int most, int each = 64) {
-        return (min(most, extent - first) + each - 1) / each;
+        return min(most / each, (extent - first + each - 1) / each);
     }
 
     // The coordinates of a position in the images.
@@ -85,12 +87,21 @@ class ConvProducer {
     // Forward and backward data: a piece of the filter in each step.
     __device__ __forceinline__ void load_images(const ConvTile& tile) {
         if (tile.first_step == tile.end_step) return;
+        using Whole = std::integral_constant<int, block_channels>;  // known, so that a step has fewer instructions
+        if (Row::direction == Direction::bwd_data || call.filter_columns == block_channels)
+            load_images(tile, Whole{});
+        else
+            load_images(tile, call.filter_columns);
+    }
+
+    template <class Columns>
+    __device__ __forceinline__ void load_images(const ConvTile& tile, Columns columns) {
         const ConvPhase<axes>& phase = call.phases[tile.phase];
         const ConvPosition<axes> position(phase, tile.row);
         int at[axes], offset[axes];
         place(phase, position, at);
         Piece piece(call, phase, tile.first_step);
-        const int columns = call.filter_columns, loads = loads_of(call.columns, tile.column, Row::tile_n, columns);
+        const int loads = loads_of(call.columns, tile.column, Row::tile_n, columns);
         constexpr std::uint32_t images = Shape::swapped ? Shape::p_bytes : 0, weights = Shape::p_bytes - images;
         for (int step = tile.first_step; step < tile.end_step; ++step, piece.next(call, phase)) {
             const int halves = step >= tile.end_whole;

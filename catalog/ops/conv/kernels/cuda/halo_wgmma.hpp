@@ -12,6 +12,8 @@
 //     static constexpr int num_wave_groups = 2;  // that compute a tile each, of wave_m warps
 #pragma once
 
+#include <type_traits>
+
 #include "conv_result.hpp"
 #include "halo_shape.hpp"
 
@@ -74,12 +76,23 @@ class HaloProducer {
     }
 
     __device__ __forceinline__ void run() {
+        using Whole = std::integral_constant<int, Shape::along ? Shape::columns : block_channels>;
+        if (!Shape::along || call.filter_columns == Whole::value)  // known, so that a step has fewer instructions
+            run(Whole{});
+        else
+            run(call.filter_columns);
+    }
+
+   private:
+    // With that many columns in a load of the filter.
+    template <class Columns>
+    __device__ __forceinline__ void run(Columns columns) {
         const ConvPhase<axes>& phase = call.phases[0];
         int team = 0;
         for (int index = static_cast<int>(blockIdx.x); index < call.tiles; index += static_cast<int>(gridDim.x)) {
             const HaloTile<axes> tile(call, index, Row::tile_n);
-            const int columns = min(Row::tile_n, call.columns - tile.column);
-            const int loads = (columns + call.filter_columns - 1) / call.filter_columns;
+            const int left = min(Row::tile_n, call.columns - tile.column);
+            const int loads = Row::tile_n <= columns ? 1 : (left + columns - 1) / columns;
             const bool loads_filter = !Shape::keeps_filter || index == static_cast<int>(blockIdx.x);
             ConvPiece<axes, false> piece(call, phase, 0);
             for (int block = 0; block < call.blocks; ++block) {
@@ -88,7 +101,7 @@ class HaloProducer {
                     load_patch_of(tile, team, plane, block * block_channels, halves);
                     if (loads_filter)
                         for (int tap = 0; tap < call.in_plane; ++tap, piece.next(call, phase))
-                            load_filter(tile, piece, loads, halves);
+                            load_filter(tile, piece, loads, columns, halves);
                 }
             }
             if constexpr (Shape::teams > 1) {
@@ -99,7 +112,6 @@ class HaloProducer {
         }
     }
 
-   private:
     __device__ __forceinline__ void load_patch_of(const HaloTile<axes>& tile, int team, int plane, int channel,
                                                   int halves) {
         const ConvPhase<axes>& phase = call.phases[0];
@@ -113,15 +125,16 @@ class HaloProducer {
         patches.next();
     }
 
+    template <class Columns>
     __device__ __forceinline__ void load_filter(const HaloTile<axes>& tile, const ConvPiece<axes, false>& piece, int loads,
-                                                int halves) {
+                                                Columns columns, int halves) {
         const std::uint32_t full = Shape::full_filter(shared, filters.stage);
-        claim(full, filters.phase, loads * call.filter_columns * panel_row_bytes >> halves);
+        claim(full, filters.phase, loads * columns * panel_row_bytes >> halves);
         const std::uint32_t target = shared + Shape::filters_at + filters.stage * Shape::filter_bytes;
         const CUtensorMap* const map = halves ? &call.half_weight : &call.weight;
         const int channel = piece.block * block_channels, element = piece.element(call, call.phases[0]);
         for (int load = 0; load < loads; ++load) {
-            const int first = load * call.filter_columns, column = tile.column + first;
+            const int first = load * columns, column = tile.column + first;
             if constexpr (Shape::along)  // panels of half rows, or with half of the rows
                 tma_load(target + (first * panel_row_bytes >> halves), map, full, channel, element, column, 0);
             else

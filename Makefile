@@ -46,16 +46,16 @@ docs: $(VENV)/.installed-docs
 lint: $(VENV)/.installed-$(FOR_ALL)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/python -m pytest -q tests/test_english.py
 
-$(VENV)/.python:
+$(VENV)/.pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python >= 3.10 is needed; choose one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(PIP) --upgrade pip hatchling editables && touch $@  # a pip of 2023 takes twice as long for all others
 
-$(VENV)/.installed: $(VENV)/.python pyproject.toml
+$(VENV)/.installed: $(VENV)/.pip pyproject.toml
 	@$(EDITABLE) . && touch $@
 
-$(VENV)/.installed-%: $(VENV)/.python pyproject.toml tests/constraints.txt
+$(VENV)/.installed-%: $(VENV)/.pip pyproject.toml tests/constraints.txt
 	@$(EDITABLE) '.[$*]' --constraint tests/constraints.txt && touch $@
 
 clean:

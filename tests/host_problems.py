@@ -1,8 +1,8 @@
 """Random problems for kernels of our own: signatures are rows of the catalog, sizes and tensors are drawn.
 
 Every two values of two traits that some row has together are in some signature; where an operation shares another's
-tiles, its data types and head dims need not meet all other traits. A kernel is compiled for each, so signatures are
-few; problems of one signature run on one plan.
+tiles, not every data type with every head dim. A kernel is compiled for each, so signatures are few; problems of one
+signature run on one plan.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,7 @@ VECTOR = 8
 """Head dims of kernels that are padded to whole vectors are multiples of it."""
 
 TILES_OF_FWD: tuple[Op, ...] = ("splitkv", "pagedkv", "batch_prefill")
-"""They attend as fwd does, whose signatures have every data type and every head dim with every other trait."""
-
-OF_TILES = ("dtype", "hdim_q", "hdim_v")
-"""Traits that the operations of :data:`TILES_OF_FWD` need not have in pairs with each other and :data:`OF_SCORES`."""
-OF_SCORES = ("mask", "bias", "logits", "sink", "qscale", "dropout", "lse")
+"""They attend as fwd does, whose signatures have every data type with every head dim."""
 
 _TRAITS = (*(t.name for t in TRAITS.values() if t.group == "signature" and t.name != "family"), "pad_d")
 
@@ -103,9 +99,8 @@ def signatures(catalog: Catalog, op: Op, arch: str = "host") -> tuple[Signature,
     varying = [i for i in range(len(_TRAITS)) if len({row[i] for row in rows}) > 1]
     reduced = {tuple(row[i] for i in varying): tuple(row) for row in rows}
     columns = [_TRAITS[i] for i in varying]
-    shared = product(OF_TILES, (*OF_TILES, *OF_SCORES)) if op in TILES_OF_FWD else ()
-    apart = [frozenset(map(columns.index, pair)) for pair in shared if {*pair} <= {*columns}]
-    cover = pairwise_cover(sorted(reduced), apart)
+    shared = ("hdim_q", "hdim_v") if op in TILES_OF_FWD else ()
+    cover = pairwise_cover(sorted(reduced), [frozenset(map(columns.index, ("dtype", name))) for name in shared])
     return tuple(Signature(op, dict(zip(_TRAITS, reduced[key], strict=True))) for key in cover)
 
 

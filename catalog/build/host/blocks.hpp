@@ -56,7 +56,7 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
     static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums) {
         if (!adds)
             for (int i = 0; i < rows; ++i) std::fill_n(sums + i * row_s, panel, Sum{});
-        for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+        for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
             multiply_block<block, panel, a_row, a_depth>(a + (first + i) * a_row, Rows<const Unit>{b, panel}, depth,
                                                          add_to<row_s>(sums + i * row_s));
         });

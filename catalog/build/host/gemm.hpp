@@ -73,6 +73,16 @@ inline void for_row_blocks(int first, int end, Body body) {
     for_blocks<size, (size + 1) / 2, 1>(first, end, body);
 }
 
+// The same, but so many blocks are one row shorter that no row is left over, unless there are too few rows for that.
+template <int size, class Body>
+inline void for_even_row_blocks(int first, int end, Body body) {
+    constexpr int shorter = size - 1;
+    const int rows = end - first, short_rows = (size - rows % size) % size * shorter;
+    if (shorter == 0 || short_rows > rows) return for_row_blocks<size>(first, end, body);
+    for_blocks<size>(first, end - short_rows, body);
+    if constexpr (shorter > 0) for_blocks<shorter>(end - short_rows, end, body);
+}
+
 // A B for any number of rows and columns. The panel of B for column c begins at b + c * panel_stride and stays in L1
 // while all rows use it.
 template <int block_rows, int block_columns, int a_row, int a_depth, class Finish>

@@ -74,7 +74,17 @@ class WindowProduct {
     static constexpr int widest = std::max(tile_m, panel), gap = 16;
     template <class Of>
     static constexpr int room_stride = (Of::along ? tile_k : widest) + gap;
-    static_assert(tile_n % panel == 0 && tile_m % lanes == 0, "tiles are whole blocks");
+
+    // The gradient of a weight often has few tiles, and always a great depth. Parts of a tile would pack the same images;
+    // so threads share the depth, of which a part has at least that many steps. The number of parts does not depend on the
+    // number of threads.
+    static constexpr std::int64_t most_shares = 32, least_steps = 4;
+
+    // Rows and columns of a group's product.
+    struct Tile {
+        std::int64_t group, row, column;
+        int rows, columns;
+    };
 
     struct Scratch {
         static constexpr int row_s = tile_n + gap;
@@ -83,6 +93,7 @@ class WindowProduct {
         alignas(64) Unit b[panel * step];
         alignas(64) T room[(widest + gap) * (tile_k + gap)];
     };
+    static constexpr std::int64_t sums_of_tile = std::int64_t{tile_m} * Scratch::row_s;
 
    public:
     WindowProduct(const catalog_args& args, const Geometry& of, const Window& window, int threads)
@@ -101,6 +112,10 @@ class WindowProduct {
         constexpr int whole = factors * Block::whole;
         units = (k + whole - 1) / whole * Block::whole;
         steps = (units + step - 1) / step;
+        if constexpr (direction == Direction::bwd_weight) {
+            const std::int64_t tiles = args.g * ((m + tile_m - 1) / tile_m) * ((n + tile_n - 1) / tile_n);
+            parts = std::max<std::int64_t>(std::min(most_shares / std::max<std::int64_t>(tiles, 1), steps / least_steps), 1);
+        }
     }
 
     catalog_status run() {
@@ -120,19 +135,41 @@ class WindowProduct {
                            kept + (index * units + at * step) * panel);
             });
         });
-        const Division<Row> division(args.g, m, n, threads);
-        parallel_for(args, threads, args.g * division.items(), [&](std::int64_t item) {
-            const std::int64_t group = item / division.items(), part = item % division.items();
-            const std::int64_t row = part % division.down * division.item_rows;
-            const std::int64_t column = part / division.down * division.item_columns;
+        const Division<Row> division(args.g, m, n, parts > 1 ? 1 : threads);
+        const std::int64_t items = args.g * division.items();
+        Sum* all_sums = nullptr;
+        if (parts > 1) {
+            all_sums = thread_room<struct SumsOfParts, Sum>().reserve(parts * items * sums_of_tile);
+            if (!all_sums) return CATALOG_NO_MEMORY;
+        }
+        const auto tile_of = [&](std::int64_t item) {
+            const std::int64_t group = item / division.items(), of_group = item % division.items();
+            const std::int64_t row = of_group % division.down * division.item_rows;
+            const std::int64_t column = of_group / division.down * division.item_columns;
+            return Tile{group, row, column, static_cast<int>(std::min<std::int64_t>(division.item_rows, m - row)),
+                        static_cast<int>(std::min<std::int64_t>(division.item_columns, n - column))};
+        };
+        parallel_for(args, threads, items * parts, [&](std::int64_t share) {
+            const std::int64_t item = share / parts, part = share % parts;
             with_scratch([&](Scratch& scratch) {
                 [[maybe_unused]] const typename Block::State state;
-                multiply_tile(scratch, group, row, column,
-                              static_cast<int>(std::min<std::int64_t>(division.item_rows, m - row)),
-                              static_cast<int>(std::min<std::int64_t>(division.item_columns, n - column)),
-                              kept + group * of_group);
+                const Tile tile = tile_of(item);
+                const Unit* const of_tile = kept + tile.group * of_group;
+                Sum* const sums = parts > 1 ? all_sums + share * sums_of_tile : scratch.sums;
+                multiply_tile(scratch, tile, of_tile, steps * part / parts, steps * (part + 1) / parts, sums);
+                if (parts == 1) store_tile(sums, tile);
             });
         });
+        if (parts > 1) {
+            constexpr int slice = lanes, slices = tile_m / slice;
+            parallel_for(args, threads, items * slices, [&](std::int64_t task) {
+                Tile tile = tile_of(task / slices);
+                const int first = static_cast<int>(task % slices) * slice;
+                tile.row += first;
+                tile.rows = std::min(tile.rows - first, slice);
+                add_parts(all_sums + task / slices * parts * sums_of_tile + first * Scratch::row_s, tile);
+            });
+        }
         constexpr std::size_t most_units = 16 << 20;  // that stay in memory for the next launch
         room.release_above(most_units);
         return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
@@ -217,56 +254,80 @@ class WindowProduct {
             for (std::int64_t i = 0; i < depth_of(at); ++i) std::fill(room + i * panel + count, room + (i + 1) * panel, T{});
     }
 
-    void multiply_tile(Scratch& scratch, std::int64_t group, std::int64_t row, std::int64_t column, int rows,
-                       int columns, const Unit* kept) const {
+    // The sums of a tile, over some steps of the depth.
+    void multiply_tile(Scratch& scratch, const Tile& tile, const Unit* kept, std::int64_t first_step,
+                       std::int64_t end_step, Sum* sums) const {
         constexpr int row_s = Scratch::row_s;
-        const int width = round_up(columns, panel), skipped = A::kept ? static_cast<int>(row % tile_m) : 0;
-        if (steps == 0)
-            for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
-        for (std::int64_t at = 0; at < steps; ++at) {
-            const Unit* a = kept + (row / tile_m * steps + at) * a_step;
-            if constexpr (!A::kept) pack_a(scratch, group, row, rows, at, scratch.a), a = scratch.a;
+        const int width = round_up(tile.columns, panel), skipped = A::kept ? static_cast<int>(tile.row % tile_m) : 0;
+        if (first_step == end_step)
+            for (int i = 0; i < tile.rows; ++i) std::fill_n(sums + i * row_s, width, Sum{});
+        for (std::int64_t at = first_step; at < end_step; ++at) {
+            const Unit* a = kept + (tile.row / tile_m * steps + at) * a_step;
+            if constexpr (!A::kept) pack_a(scratch, tile.group, tile.row, tile.rows, at, scratch.a), a = scratch.a;
             for (int j = 0; j < width; j += panel) {
-                const Unit* b = kept + (column + j) * units + at * step * panel;
-                if constexpr (!B::kept) pack_b(scratch, group, column + j, at, scratch.b), b = scratch.b;
-                Block::template multiply<row_s>(at > 0, a, skipped, rows, b, units_of(at), scratch.sums + j);
+                const Unit* b = kept + (tile.column + j) * units + at * step * panel;
+                if constexpr (!B::kept) pack_b(scratch, tile.group, tile.column + j, at, scratch.b), b = scratch.b;
+                Block::template multiply<row_s>(at > first_step, a, skipped, tile.rows, b, units_of(at), sums + j);
             }
         }
-        store_tile(scratch.sums, group, row, column, rows, columns);
     }
 
-    // Sums become the part of the result that begins at a row and a column.
-    void store_tile(const Sum* sums, std::int64_t group, std::int64_t row, std::int64_t column, int rows,
-                    int columns) const {
+    // Adds the parts of a tile's sums, in order, and stores them; those of the first part are overwritten.
+    void add_parts(Sum* sums, const Tile& tile) const {
+        for (int i = 0; i < tile.rows; ++i)
+            for (int j = 0; j < tile.columns; j += lanes) {
+                Sum* const to = sums + i * Scratch::row_s + j;
+                auto sum = load(to);
+                for (std::int64_t part = 1; part < parts; ++part) sum += load(to + part * sums_of_tile);
+                store(to, sum);
+            }
+        store_tile(sums, tile);
+    }
+
+    // The image that is computed.
+    Image<Result> result(std::int64_t group) const {
+        return direction == Direction::forward ? output<Result>(group) : input<Result>(group);
+    }
+
+    // Calls visit(i, channels) for each row of a tile of positions, with the channels of the result there.
+    template <class Visit>
+    void each_position(const Tile& tile, Visit visit) const {
+        const Image<Result> image = result(tile.group);
+        Position position(window, tile.row);
+        for (int i = 0; i < tile.rows; ++i, position.advance(window, 1)) {
+            const auto at = [&](int axis) { return window.axis[axis].first + position.at[axis] * window.axis[axis].step; };
+            visit(i, image.data + position.image * image.stride_image +
+                         image.index(at(0), at(1), at(2)) * image.all_channels);
+        }
+    }
+
+    // Sums become a tile of the result.
+    void store_tile(const Sum* sums, const Tile& tile) const {
         constexpr int row_s = Scratch::row_s;
         if constexpr (direction == Direction::bwd_weight) {
             const std::int64_t stride = args.weight.stride_first;
-            Result* const to = weight<Result>(group) + row * stride + column;
-            for (int i = 0; i < rows; ++i) store_run(sums + i * row_s, columns, to + i * stride);
+            Result* const to = weight<Result>(tile.group) + tile.row * stride + tile.column;
+            for (int i = 0; i < tile.rows; ++i) store_run(sums + i * row_s, tile.columns, to + i * stride);
+        } else if constexpr (last) {
+            each_position(tile, [&](int i, Result* channels) {
+                store_run(sums + i * row_s, tile.columns, channels + tile.column);
+            });
         } else {
-            const Image<Result> image = direction == Direction::forward ? output<Result>(group) : input<Result>(group);
+            const Image<Result> image = result(tile.group);
             const auto index = [&](const Position& at) {
                 const auto of_axis = [&](int i) { return window.axis[i].first + at.at[i] * window.axis[i].step; };
                 return image.index(of_axis(0), of_axis(1), of_axis(2));
             };
-            Position position(window, last ? row : column);
-            if constexpr (last) {
-                for (int i = 0; i < rows; ++i) {
-                    Result* const to = image.data + position.image * image.stride_image + column;
-                    store_run(sums + i * row_s, columns, to + index(position) * image.all_channels);
-                    position.advance(window, 1);
-                }
-            } else {
-                const std::int64_t apart = window.axis[2].step;
-                for (int j = 0; j < columns;) {
-                    const int count = static_cast<int>(
-                        std::min<std::int64_t>(window.axis[2].count - position.at[2], columns - j));
-                    Result* const to = image.data + position.image * image.stride_image + index(position);
-                    for (int i = 0; i < rows; ++i)
-                        store_run(sums + i * row_s + j, count, to + (row + i) * image.volume(), apart);
-                    j += count;
-                    position.advance(window, count);
-                }
+            Position position(window, tile.column);
+            const std::int64_t apart = window.axis[2].step;
+            for (int j = 0; j < tile.columns;) {
+                const int count =
+                    static_cast<int>(std::min<std::int64_t>(window.axis[2].count - position.at[2], tile.columns - j));
+                Result* const to = image.data + position.image * image.stride_image + index(position);
+                for (int i = 0; i < tile.rows; ++i)
+                    store_run(sums + i * row_s + j, count, to + (tile.row + i) * image.volume(), apart);
+                j += count;
+                position.advance(window, count);
             }
         }
     }
@@ -289,7 +350,7 @@ class WindowProduct {
     const Window itself = identity_window(of.out);
     const int threads;
     const std::int64_t channels_in, channels_out;
-    std::int64_t m, n, k, units, steps;
+    std::int64_t m, n, k, units, steps, parts = 1;
     Unit* kept;
     std::atomic<bool> out_of_memory = false;
 };

@@ -47,6 +47,9 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
         if kernel.algorithm.pipeline == "host_direct":
             most = kernel.algorithm.vector_c * (2 if signature.dtype == "fp32" else 1)
             fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16, 32) if width <= most]))
+        elif kernel.algorithm.pipeline == "host_winograd":
+            fields |= {"filter": (3, 3), "stride": (1, 1), "dilation": (1, 1)}
+            fields |= {name: g * rng.choice((1, 4, 17, 33, 70)) for name in "ck"}
         elif kernel.algorithm.pipeline == "sm90_narrow":
             fields |= {"g": (g := rng.choice((2, 5, 33)))} | dict.fromkeys("ck", g * rng.choice((1, 2, 4, 8, 16, 32)))
         elif kernel.algorithm.pipeline == "sm90_halo":
@@ -84,7 +87,8 @@ def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
         problem = problem_of_row(kernel, rng)
         inputs, result, around = tensors_of(problem, rng)
         [made] = problem.made
-        expected, allowed = CONV.reference(problem, inputs)[made], CONV.tolerances(problem, inputs)[made]
+        expected = CONV.reference(problem, inputs)[made]
+        allowed = CONV.tolerances(problem, inputs, CONV.arithmetic(kernel))[made]
         catalog.plan(problem, kernel).bind(inputs, outputs={made: result}).launch()
         share = allowed.used(result, expected)
         assert share <= 1, f"{made} is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"

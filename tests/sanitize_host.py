@@ -54,7 +54,7 @@ def run(device: HostDevice, case: dict[str, Any]) -> bool:
     of = operation_of(problem)
     expected, allowed = (
         of.reference(problem, inputs),
-        of.tolerances(problem, inputs, Arithmetic(rounds_factors=case["rounds_factors"])),
+        of.tolerances(problem, inputs, Arithmetic(**case["arithmetic"])),
     )
     written = results(problem.form, tensors)
     return all(allowed[name].allows(array, expected[name]) for name, array in written.items())

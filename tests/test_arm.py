@@ -183,10 +183,15 @@ def test_products_of_groups(select: Select) -> None:
     check_on(select, ("oldest", "int8", "sve256"), GemmProblem(groups=(5, 0, 60), n=70, k=33, dtype="int8"))
 
 
-@pytest.mark.parametrize(("direction", "groups"), [("forward", 8), ("bwd_weight", 1)])
-def test_convolutions(select: Select, direction: Any, groups: int) -> None:
-    sizes: dict[str, Any] = {"n": 1, "c": 32, "k": 32, "g": groups, "size": (9, 11), "filter": (3, 3), "pad": (1, 1)}
-    check_on(select, ("oldest", "sve256", "sve512"), ConvProblem(direction=direction, dtype="fp32", **sizes))
+@pytest.mark.parametrize(
+    ("direction", "groups", "width", "pipeline"),
+    [("forward", 12, 11, "host_direct"), ("bwd_weight", 1, 11, "host_panel"), ("bwd_data", 1, 23, "host_winograd")],
+)
+def test_convolutions(select: Select, direction: Any, groups: int, width: int, pipeline: str) -> None:
+    sizes: dict[str, Any] = {"n": 1, "c": 48, "k": 48, "g": groups, "size": (9, width), "filter": (3, 3), "pad": (1, 1)}
+    problem = ConvProblem(direction=direction, dtype="fp32", **sizes)
+    assert select("oldest", problem).kernels[0].algorithm.pipeline == pipeline
+    check_on(select, ("oldest", "sve256", "sve512"), problem)
 
 
 def test_clang_compiles_the_same(select: Select, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,27 @@ def test_kernels_of_all_kinds_compute_any_problem(catalog: Catalog) -> None:
     kernels += [
         rows(catalog, f"{scatter} = '{dtype}' AND ndim = {ndim}")[0] for dtype, ndim in (("fp32", 2), ("bf16", 3))
     ]
+    kernels += rows(catalog, "pipeline = 'host_winograd'")
     assert not catalog.builder.build_many(kernels).failures
     used = {kernel.name: check(catalog, kernel, 40) for kernel in kernels}
     assert max(used.values()) > 0.02, "tolerances are far too wide"
+
+
+def test_minimal_filtering_spreads_no_infinity(catalog: Catalog) -> None:
+    """Its sums mix elements that some results do not meet: these are numbers even so, and others are what they were."""
+    problem = ConvProblem(n=2, c=33, k=70, size=(9, 12), filter=(3, 3), pad=(1, 0), dtype="fp32")
+    inputs = make_inputs(problem, SEED)
+    [kernel] = rows(catalog, "pipeline = 'host_winograd' AND family = 'forward'")
+    plan, direct = catalog.plan(problem, kernel), catalog.plan(problem, of_plane(catalog, "forward"))
+    inputs["input"][0, 3, 4, 5], inputs["input"][1, 8, 11, 32], inputs["input"][0, 7, 1, 0] = np.inf, np.nan, 3e38
+    inputs["weight"][11, 2, 1, 20] = -np.inf
+    result, expected = (one.run(inputs).outputs["output"] for one in (plan, direct))
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(expected))
+    infinite = np.isinf(expected)
+    np.testing.assert_array_equal(result[infinite], expected[infinite])
+    others = np.isfinite(expected) & (np.abs(expected) < 1e30)
+    np.testing.assert_allclose(result[others], expected[others], rtol=1e-4, atol=1e-4)
+    assert 0.5 < others.mean() < 0.99
 
 
 @pytest.mark.slow
@@ -204,8 +222,9 @@ def test_first_runs_of_large_problems_are_small() -> None:
 def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     """Narrow groups have direct kernels, others the narrowest register tile that wastes no columns: in one process."""
 
-    def chosen(channels: int, **fields: Any) -> str:
-        problem = ConvProblem(n=2, c=32 * channels, k=32 * channels, g=32, size=(9, 9), filter=(3, 3), **fields)
+    def chosen(channels: int, g: int = 32, size: int = 9, **fields: Any) -> str:
+        sides = {"n": 2, "size": (size, size), "filter": (3, 3), "pad": (1, 1)}
+        problem = ConvProblem(c=g * channels, k=g * channels, g=g, **sides | fields)
         return str(catalog.stages(problem)[0].algorithm.pipeline.value)
 
     assert [chosen(channels) for channels in (1, 4, 3, 33, 2)] == [
@@ -213,6 +232,12 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     ]
     assert chosen(1, layout="ngchw") == "host_panel"
     assert chosen(1, dtype="int8") == "host_panel"
+    assert chosen(2, g=2) == "host_panel"  # no vector is full
+    assert chosen(64, g=1, dtype="fp32", size=14) == "host_winograd"
+    assert chosen(64, g=1, dtype="fp32", size=14, direction="bwd_data") == "host_winograd"
+    others: tuple[dict[str, Any], ...] = ({"size": 5}, {"dtype": "bf16"}, {"stride": (2, 1)}, {"dilation": (1, 2)})
+    for fields in others:
+        assert chosen(64, **{"g": 1, "dtype": "fp32", "size": 14} | fields) != "host_winograd"
     few = {"n": 2, "c": 3, "k": 64, "size": (9, 9), "direction": "bwd_data", "dtype": "fp32"}
     assert [
         str(catalog.stages(ConvProblem(filter=filter_, **few | fields))[0].algorithm.pipeline.value)

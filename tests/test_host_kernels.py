@@ -8,7 +8,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import product
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,6 @@ from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.tolerance import max_error
-from catalog.schema.arithmetic import Arithmetic
 from catalog.schema.kernel import Kernel
 
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
@@ -84,8 +85,7 @@ class Errors:
         """Compare, and fail where an element is too far away."""
         self.count += 1
         of = operation_of(plan.problem)
-        rounds = any(map(of.rounds_factors, plan.kernels))
-        allowed = of.tolerances(plan.problem, inputs, Arithmetic(rounds_factors=rounds))
+        allowed = of.tolerances(plan.problem, inputs, reduce(or_, map(of.arithmetic, plan.kernels)))
         for name in outputs.keys() & expected.keys():
             share = allowed[name].used(outputs[name], expected[name])
             error = max_error(outputs[name], expected[name])
@@ -229,7 +229,7 @@ def test_every_number_is_read_and_rounded_exactly(catalog: Catalog, dtype: str) 
     inputs["q"][...] = 0
     inputs["v"].view(bits)[...] = numbers.reshape(2, 1024, 64).swapaxes(0, 1)
     values = inputs["v"].astype(np.float32)[0]
-    if dtype == "bf16" and any(map(operation_of(problem).rounds_factors, plan.kernels)):
+    if dtype == "bf16" and any(operation_of(problem).arithmetic(kernel).rounds_factors for kernel in plan.kernels):
         values[np.abs(values) < np.finfo(np.float32).tiny] = 0
     first, second = values.swapaxes(0, 1)
     with np.errstate(all="ignore"):
@@ -358,7 +358,8 @@ def test_16_bits_in_every_pipeline(
     def check(problem: Problem, seed: int) -> None:
         inputs, plan = draw_inputs(problem, seed), catalog.select(problem, arch="x86_64_v4")
         assert {kernel.algorithm.pipeline.value for kernel in plan.kernels} <= {pipeline, "no", "unused"}
-        assert any(map(operation_of(problem).rounds_factors, plan.kernels)) == (pipeline != "host_panel")
+        rounds = [operation_of(problem).arithmetic(kernel).rounds_factors for kernel in plan.kernels]
+        assert any(rounds) == (pipeline != "host_panel")
         errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
 
     check()

@@ -9,11 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from itertools import product
+from operator import or_
 from pathlib import Path
 
 import amx
+import conv_problems
 import pytest
 from conftest import missing
 from gemm_problems import problem_of_row, rows
@@ -105,7 +108,7 @@ class Sanitizer:
                 "problem": plan.problem.key,
                 "seed": index if flaw is None else SEED,
                 "flaw": flaw,
-                "rounds_factors": any(map(operation_of(plan.problem).rounds_factors, plan.kernels)),
+                "arithmetic": asdict(reduce(or_, map(operation_of(plan.problem).arithmetic, plan.kernels))),
                 "num_splits": operation_of(plan.problem).splits(plan.problem, plan.kernels, 2, whole_waves=False),
                 "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }
@@ -258,6 +261,26 @@ def test_sanitizers_find_nothing_in_gemm(gemm: Catalog, sanitizer: Sanitizer) ->
         kernel = rows(gemm, wanted)[0]
         plans += [gemm.plan(problem_of_row(kernel, rng), kernel) for _ in range(8)]
     done = sanitizer.run(plans)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(plans)
+
+
+@pytest.mark.slow
+def test_sanitizers_find_nothing_in_convolutions(tmp_path: Path, sanitizer: Sanitizer) -> None:
+    """Tensors without a spare byte, for each pipeline and direction."""
+    rng, plans = random.Random(SEED), []  # noqa: S311
+    wanted = [("host_panel", "forward", "bf16"), ("host_panel", "bwd_weight", "fp32")]
+    wanted += [("host_scatter", "bwd_data", "fp32")]
+    wanted += [("host_direct", "bwd_data", "fp16"), ("host_direct", "bwd_weight", "fp32")]
+    wanted += [("host_winograd", direction, "fp32") for direction in ("forward", "bwd_data")]
+    with Catalog(tmp_path / "catalog.db") as catalog:
+        for index, (pipeline, direction, dtype) in enumerate(wanted):
+            arch = ARCHES[index % len(ARCHES)]
+            catalog.populate(arch, operation="conv")
+            where = f"pipeline = '{pipeline}' AND direction = '{direction}' AND dtype = '{dtype}' AND ndim = 2"
+            kernel = conv_problems.rows(catalog, f"{where} AND layout = 'nhwgc'", arch)[0]
+            plans += [catalog.plan(conv_problems.problem_of_row(kernel, rng), kernel) for _ in range(12)]
+        done = sanitizer.run(plans)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(plans)
 

@@ -402,12 +402,9 @@ class Operation(Emitter, ABC):
             arithmetic: how the kernels round on the way to their results.
         """
 
-    def rounds_factors(self, kernel: Kernel) -> bool:
-        """Whether it rounds factors to the type of the inputs though not all kernels of its arch do; no, by default.
-
-        See :attr:`~catalog.schema.arithmetic.Arithmetic.rounds_factors`.
-        """
-        return False
+    def arithmetic(self, kernel: Kernel) -> Arithmetic:
+        """How it rounds on the way to its results, where not all kernels of its arch do so; float32, by default."""
+        return FLOAT32
 
     def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> Problem | None:
         """The problem that another project's table describes; None, as by default, if it cannot be stated here.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +21,7 @@ from catalog.errors import (
 from catalog.ops import operation_of
 from catalog.runtime import tracing
 from catalog.runtime.splits import wanted_splits
+from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.workspace import NO_WORKSPACE, Workspace
@@ -47,8 +49,8 @@ class Result:
     the caller's own array, also in a GPU's memory. ``time_ms`` is the time of a launch of all stages in milliseconds,
     the median if there were several: wall time on the host, GPU time without copies on a GPU. ``tflops`` is
     :attr:`Problem.flops` over that time. ``kernels`` holds the names of the kernels that ran; ``compile_seconds`` is
-    the time spent compiling them, 0 if all were in the cache. ``rounds_factors``: whether a kernel rounds factors to
-    the type of the inputs though not all of its arch do.
+    the time spent compiling them, 0 if all were in the cache. ``arithmetic``: how they round, where not all kernels of
+    their arch do so.
     """
 
     outputs: Mapping[str, Any] = field(repr=False)
@@ -56,7 +58,7 @@ class Result:
     tflops: float
     kernels: tuple[str, ...]
     compile_seconds: float
-    rounds_factors: bool = False
+    arithmetic: Arithmetic = FLOAT32
 
 
 _MOST_PATHS = 4096
@@ -262,7 +264,7 @@ class Plan:
             self.problem.flops / time_ms / 1e9,
             tuple(kernel.name for kernel in self.kernels),
             compile_seconds,
-            any(map(operation_of(self.problem).rounds_factors, self.kernels)),
+            reduce(or_, map(operation_of(self.problem).arithmetic, self.kernels)),
         )
 
     def bind(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from catalog.runtime.inputs import make_inputs
 from catalog.runtime.memory import check_memory, check_reference
 from catalog.runtime.tensors import Array
 from catalog.runtime.tolerance import Tolerance, max_error
-from catalog.schema.arithmetic import Arithmetic
+from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -80,15 +80,14 @@ class Expected:
 
     def check(self, result: Result) -> list[Check]:
         """Compare every output of ``result`` with the float64 reference."""
-        return self.check_outputs(result.outputs, rounds_factors=result.rounds_factors)
+        return self.check_outputs(result.outputs, result.arithmetic)
 
-    def check_outputs(self, outputs: Mapping[str, Array], *, rounds_factors: bool = False) -> list[Check]:
+    def check_outputs(self, outputs: Mapping[str, Array], arithmetic: Arithmetic = FLOAT32) -> list[Check]:
         """Compare each of ``outputs``, by result name, with the float64 reference.
 
-        ``rounds_factors``: a kernel rounded factors to the type of the inputs, even if not all kernels of the arch do.
+        ``arithmetic``: how the kernels round, where not all kernels of the arch do so.
         """
-        of_arch = self._arithmetic
-        allowed = self._tolerances(replace(of_arch, rounds_factors=rounds_factors or of_arch.rounds_factors))
+        allowed = self._tolerances(self._arithmetic | arithmetic)
         return [
             Check(
                 name,

@@ -14,10 +14,21 @@ class Arithmetic:
             type of the inputs.
         fp8_sum_bits: the significant bits that matrix units keep of a sum of fp8 or bf8 products; None for all of
             float32.
+        transforms_factors: whether factors are sums of several elements of the inputs, as in minimal filtering.
     """
 
     rounds_factors: bool = False
     fp8_sum_bits: int | None = None
+    transforms_factors: bool = False
+
+    def __or__(self, other: Arithmetic) -> Arithmetic:
+        """The lower precision of both."""
+        bits = [one.fp8_sum_bits for one in (self, other) if one.fp8_sum_bits is not None]
+        return Arithmetic(
+            self.rounds_factors or other.rounds_factors,
+            min(bits, default=None),
+            self.transforms_factors or other.transforms_factors,
+        )
 
 
 FLOAT32 = Arithmetic()

@@ -73,7 +73,7 @@ inline void for_row_blocks(int first, int end, Body body) {
     for_blocks<size, (size + 1) / 2, 1>(first, end, body);
 }
 
-// The same, but so many blocks are one row shorter that no row is left over, unless there are too few rows for that.
+// The same, but some blocks are one row shorter, so that no row is left over, unless there are too few rows for that.
 template <int size, class Body>
 inline void for_even_row_blocks(int first, int end, Body body) {
     constexpr int shorter = size - 1;

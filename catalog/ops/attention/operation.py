@@ -187,9 +187,9 @@ class Attention(Operation):
 
         return tolerances(problem, inputs, problem.tensors["q"].element if arithmetic.rounds_factors else "float32")
 
-    def rounds_factors(self, kernel: Kernel) -> bool:
-        """Whether it multiplies pairs of bf16 or fp16, and so rounds the weights."""
-        return kernel.algorithm.pipeline in (Pipeline.HOST_BF16, Pipeline.HOST_AMX)
+    def arithmetic(self, kernel: Kernel) -> Arithmetic:
+        """Kernels that multiply pairs of bf16 or fp16 round the weights."""
+        return Arithmetic(rounds_factors=kernel.algorithm.pipeline in (Pipeline.HOST_BF16, Pipeline.HOST_AMX))
 
     def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:
         """As :func:`catalog.ops.attention.models.problems_of_model`."""

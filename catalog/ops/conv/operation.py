@@ -15,7 +15,7 @@ from catalog.ops.conv.names import NATIVE
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
 from catalog.ops.conv.reach import REACH
 from catalog.ops.conv.shrinks import SHRINKS
-from catalog.ops.conv.traits import Family
+from catalog.ops.conv.traits import Family, Pipeline
 from catalog.ops.protocol import RECEIPT
 from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.kernel import Kernel
@@ -118,7 +118,11 @@ class Conv(TemplatedOperation):
         """As :func:`catalog.ops.conv.reference.tolerances`."""
         from catalog.ops.conv.reference import tolerances
 
-        return tolerances(problem, inputs)
+        return tolerances(problem, inputs, transforms=arithmetic.transforms_factors)
+
+    def arithmetic(self, kernel: Kernel) -> Arithmetic:
+        """Minimal filtering multiplies sums of elements."""
+        return Arithmetic(transforms_factors=kernel.algorithm.pipeline is Pipeline.HOST_WINOGRAD)
 
     def draw(self, problem: ConvProblem, name: str, rng: np.random.Generator) -> NDArray[Any]:
         """Small integers for int8, otherwise standard normal."""

@@ -6,6 +6,10 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
   summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4.
 - Factors and sums below 2^-126, the smallest normal float32, may be taken for zero, as AVX512-BF16 does.
 - The result is rounded once to its type. Sums of int8 products are exact.
+- Minimal filtering, F(2 x 2, 3 x 3), multiplies sums, and adds up the products of all channels. Along each axis, a
+  factor of an image is rounded once, one of a weight twice, and a result twice. All errors are relative to what the
+  transforms make of absolute values with absolute coefficients. The coefficients are those of Lavin and Gray, "Fast
+  Algorithms for Convolutional Neural Networks" (2015).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from catalog.ops.conv.problem import ConvProblem
@@ -31,17 +36,23 @@ def reference(problem: ConvProblem, inputs: Mapping[str, Array]) -> dict[str, Ar
     return _computed(problem, {name: array.astype(np.float64) for name, array in inputs.items()})
 
 
-def tolerances(problem: ConvProblem, inputs: Mapping[str, Array]) -> dict[str, Tolerance]:
-    """How far the computed tensor of a correct kernel may be from :func:`reference`."""
+def tolerances(problem: ConvProblem, inputs: Mapping[str, Array], *, transforms: bool = False) -> dict[str, Tolerance]:
+    """How far the computed tensor of a correct kernel may be from :func:`reference`.
+
+    ``transforms``: of a kernel that computes a problem of two axes by minimal filtering.
+    """
     [name] = problem.made
     if problem.dtype == "int8":
         return {name: EXACT}
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
-    depth = problem.depth
-    products = _computed(problem, sizes)[name]
     ones = {name: np.ones_like(array) for name, array in sizes.items()}
-    factors = sum(_computed(problem, ones | {one: sizes[one]})[name] for one in sizes)
-    errors = (4 * math.sqrt(depth) + 1) * _U * products + _SMALLEST * (factors + depth)
+    computed, depth, roundings = _computed, problem.depth, 1
+    if transforms:
+        computed, depth, roundings = _filtered, problem.depth // problem.taps, 1 + 2 * (1 + 2 + 2)
+    terms = _filtered(problem, ones)[name] if transforms else depth
+    products = computed(problem, sizes)[name]
+    factors = sum(computed(problem, ones | {one: sizes[one]})[name] for one in sizes)
+    errors = (4 * math.sqrt(depth) + roundings) * _U * products + _SMALLEST * (factors + terms)
     roundoff, smallest = ROUNDING[problem.tensors[name].element]
     return {name: Tolerance((1 + roundoff) * errors + roundoff * smallest, roundoff)}
 
@@ -76,6 +87,36 @@ def _computed(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Arr
         "output": lambda: y,
     }
     return {name: _as_given(problem, name, results[name]())}
+
+
+_OF_IMAGE = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]])
+_OF_WEIGHT = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]])
+_OF_RESULT = np.array([[1, 1, 1, 0], [0, 1, 1, 1]])
+"""Absolute coefficients of the transforms along an axis: from 4 elements of an image and 3 of a filter to 2 results."""
+
+
+def _filtered(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Array]:
+    """The computed tensor by minimal filtering with absolute coefficients: of sizes, the size of all terms of a sum."""
+    forward = problem.direction == "forward"
+    image, made = ("input", "output") if forward else ("output", "input")
+    x, w = _by_groups(problem, image, given[image]), _by_groups(problem, "weight", given["weight"])
+    if not forward:
+        w = w.swapaxes(1, 2)[..., ::-1, ::-1]
+    extents = problem.out if forward else problem.size
+    begins = [-pad if forward else pad - 2 for pad in problem.pad]
+    padded, windows = [(0, 0)] * 3, []
+    for extent, begin, size in zip(extents, begins, x.shape[3:], strict=True):
+        end = begin + 2 * -(-extent // 2) + 2
+        padded.append((max(0, -begin), max(0, end - size)))
+        windows.append(slice(max(0, begin), max(0, begin) + end - begin))
+    squares = sliding_window_view(np.pad(x, padded)[..., windows[0], windows[1]], (4, 4), (3, 4))[..., ::2, ::2, :, :]
+    images = np.einsum("ai,ngcyxij,bj->ngcyxab", _OF_IMAGE, squares, _OF_IMAGE, optimize=True)
+    weights = np.einsum("ai,gkcij,bj->gkcab", _OF_WEIGHT, w, _OF_WEIGHT, optimize=True)
+    products = np.einsum("ngcyxab,gkcab->ngkyxab", images, weights, optimize=True)
+    results = np.einsum("ia,ngkyxab,jb->ngkyixj", _OF_RESULT, products, _OF_RESULT, optimize=True)
+    *first, high, _, wide, _ = results.shape
+    result = results.reshape(*first, 2 * high, 2 * wide)[..., : extents[0], : extents[1]]
+    return {made: _as_given(problem, made, result)}
 
 
 def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], Any]]:

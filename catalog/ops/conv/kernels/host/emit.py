@@ -17,6 +17,7 @@ def emit(kernel: Kernel) -> str:
         "last": signature.layout is Layout.NHWGC,
         "direct": algorithm.pipeline is Pipeline.HOST_DIRECT,
         "scattered": algorithm.pipeline is Pipeline.HOST_SCATTER,
+        "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
         "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }

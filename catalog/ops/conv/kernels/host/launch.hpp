@@ -7,6 +7,7 @@
 #include "host/choice.hpp"
 #include "panel.hpp"
 #include "scatter.hpp"
+#include "winograd.hpp"
 
 namespace catalog::host {
 
@@ -33,6 +34,8 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 return Kernel(*args, of, window, threads).run();
             });
         });
+    else if constexpr (Row::transformed)
+        return compute([&](const Window& window) { return WinogradProduct<Row>(*args, of, window, threads).run(); });
     else
         return with_units<typename Row::dtype, Row::in_tiles>([&](auto unit) {
             using Unit = typename decltype(unit)::type;

@@ -1,0 +1,276 @@
+// Convolutions of 3 x 3 elements with strides of 1 by minimal filtering, F(2 x 2, 3 x 3): four results, neighbours in a
+// square, take 16 products for each channel instead of 36. Channels are the last axis.
+//
+// Images in squares of 4 x 4 and weights are transformed by sums and differences alone. Then there are 16 products of
+// matrices, squares x channels times channels x channels, and another transform makes results of them.
+// Winograd, "Arithmetic Complexity of Computations" (1980); Lavin and Gray, "Fast Algorithms for Convolutional Neural
+// Networks" (2015).
+#pragma once
+
+#include <atomic>
+
+#include "host/blocks.hpp"
+#include "image.hpp"
+
+namespace catalog::host {
+
+template <class Row>
+class WinogradProduct {
+    using T = typename Row::dtype;
+    static_assert(std::is_same_v<T, float> && Row::direction != Direction::bwd_weight && Row::last);
+    static constexpr bool forward = Row::direction == Direction::forward;
+    static constexpr int side = 4, places = side * side;  // of a square of the image that is read
+    static constexpr int made = 2;                        // results along a side
+    static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n, tile_k = Row::tile_k, panel = Row::warp_tile_n;
+    static constexpr int gap = 16, image_s = tile_k + gap, sums_s = tile_n + gap;
+    static_assert(tile_n % panel == 0 && tile_k % lanes == 0);
+
+    struct Scratch {
+        alignas(64) T images[places][tile_m * image_s];
+        alignas(64) T sums[places][tile_m * sums_s];
+    };
+
+   public:
+    WinogradProduct(const catalog_args& args, const Geometry& of, const Window& window, int threads)
+        : args(args),
+          of(of),
+          window(window),
+          threads(threads),
+          depth((forward ? args.c : args.k) / args.g),
+          columns((forward ? args.k : args.c) / args.g),
+          high((window.axis[1].count + made - 1) / made),
+          wide((window.axis[2].count + made - 1) / made) {}
+
+    catalog_status run() {
+        const std::int64_t panels = (columns + panel - 1) / panel, squares = args.n * high * wide;
+        if (!applies()) return CATALOG_BAD_ARGUMENT;
+        if (squares == 0) return CATALOG_OK;
+        Room<T>& room = thread_room<struct TransformedWeights, T>();
+        weights = room.reserve(args.g * panels * places * depth * panel);
+        T* const none = thread_room<struct NoChannels, T>().reserve(depth);
+        if (!weights || !none) return CATALOG_NO_MEMORY;
+        std::fill_n(none, depth, T{});
+        zeros = none;
+        const std::int64_t pieces = (depth + lanes - 1) / lanes;
+        parallel_for(args, threads, args.g * panels * pieces, [&](std::int64_t task) {
+            transform_weights(task / pieces / panels, task / pieces % panels, task % pieces * lanes);
+        });
+        const std::int64_t down = (squares + tile_m - 1) / tile_m, across = (columns + tile_n - 1) / tile_n;
+        std::atomic<bool> out_of_memory = false;
+        parallel_for(args, threads, args.g * down * across, [&](std::int64_t item) {
+            Scratch* const scratch = thread_scratch<Scratch>();
+            if (!scratch) return void(out_of_memory = true);
+            const std::int64_t first = item % down * tile_m, column = item / down % across * tile_n;
+            multiply_tile(*scratch, item / down / across, first,
+                          static_cast<int>(std::min<std::int64_t>(tile_m, squares - first)), column,
+                          static_cast<int>(std::min<std::int64_t>(tile_n, columns - column)));
+        });
+        constexpr std::size_t most = 16 << 20;  // elements that stay in memory for the next launch
+        room.release_above(most);
+        return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
+    }
+
+   private:
+    bool applies() const {
+        for (int i = 0; i < axes; ++i)
+            if (of.filter[i] != (i > 0 ? 3 : 1) || of.stride[i] != 1 || of.dilation[i] != 1) return false;
+        return of.size[0] == 1 && of.pad[0] == 0;
+    }
+
+    // Differences and sums of four neighbours, of which three at a time meet the filter.
+    static void transform_image(Float (&x)[places], int begin, int step) {
+        Float *const a = x + begin, *const b = a + step, *const c = b + step, *const d = c + step;
+        const Float second = *b;
+        *a -= *c;
+        *b += *c;
+        *c -= second;
+        *d = second - *d;
+    }
+
+    static void transform_weights(const Float (&w)[3], Float* to, int step) {
+        const Float outer = (w[0] + w[2]) * 0.5f, inner = w[1] * 0.5f;
+        to[0] = w[0];
+        to[step] = outer + inner;
+        to[2 * step] = outer - inner;
+        to[3 * step] = w[2];
+    }
+
+    // Of 3 x 3 elements.
+    static void transform_square(const Float (&w)[3][3], Float (&to)[places]) {
+        Float columns[3][side];
+        for (int x = 0; x < 3; ++x) transform_weights({w[0][x], w[1][x], w[2][x]}, columns[x], 1);
+        for (int y = 0; y < side; ++y) transform_weights({columns[0][y], columns[1][y], columns[2][y]}, to + y * side, 1);
+    }
+
+    const T* weight(std::int64_t group, std::int64_t out) const {
+        return static_cast<const T*>(args.weight.data) + (group * (args.k / args.g) + out) * args.weight.stride_first;
+    }
+
+    // The element of a filter that meets an element of an image; gradients meet it from the other end.
+    static int tap(int y, int x) { return forward ? 3 * y + x : 8 - (3 * y + x); }
+
+    T* transformed(std::int64_t group, std::int64_t index, int place) const {
+        return weights + ((group * ((columns + panel - 1) / panel) + index) * places + place) * depth * panel;
+    }
+
+    // Some channels of the depth, for a panel of columns.
+    void transform_weights(std::int64_t group, std::int64_t index, std::int64_t channel) const {
+        const std::int64_t channels = args.c / args.g, count = std::min<std::int64_t>(lanes, depth - channel);
+        const auto read = [&](const T* from, std::int64_t some, Float (&to)[places]) {
+            Float w[3][3];
+            for (int y = 0; y < 3; ++y)
+                for (int x = 0; x < 3; ++x) w[y][x] = load_first(from + tap(y, x) * channels, some);
+            transform_square(w, to);
+        };
+        for (int j = 0; j < panel; j += lanes) {
+            const std::int64_t column = index * panel + j;
+            Float made[lanes][places] = {};
+            for (int i = 0; i < lanes; ++i)
+                if (!forward && i < count && column < columns)
+                    read(weight(group, channel + i) + column, columns - column, made[i]);
+                else if (forward && column + i < columns)
+                    read(weight(group, column + i) + channel, count, made[i]);
+            for (int place = 0; place < places; ++place) {
+                Float rows[lanes];
+                for (int i = 0; i < lanes; ++i) rows[i] = made[i][place];
+                if (forward) transpose(rows);
+                T* const to = transformed(group, index, place) + channel * panel + j;
+                for (std::int64_t i = 0; i < count; ++i) store(to + i * panel, rows[i]);
+            }
+        }
+    }
+
+    // A square: the first of its results.
+    struct Square {
+        std::int64_t image, y, x;
+    };
+    Square square(std::int64_t index) const {
+        return {index / wide / high, index / wide % high * made, index % wide * made};
+    }
+
+    // The channels of each place of a square; zeros outside of the image.
+    void find_channels(const Image<const T>& image, const Square& at, const T* (&to)[places]) const {
+        const auto first = [&](int axis, std::int64_t result) {  // what the filter's elements meet ascends or descends
+            return window.axis[axis].origin + result - (forward ? 0 : 2);
+        };
+        const std::int64_t y = first(1, at.y), x = first(2, at.x);
+        for (int place = 0; place < places; ++place) {
+            const std::int64_t h = y + place / side, w = x + place % side;
+            const bool inside = 0 <= h && h < image.extents[1] && 0 <= w && w < image.extents[2];
+            to[place] = inside ? image.data + at.image * image.stride_image + image.index(0, h, w) * image.all_channels : zeros;
+        }
+    }
+
+    Image<const T> image_read(std::int64_t group) const {
+        if constexpr (forward)
+            return {args.input, of.size, args.c, args.g, group, true};
+        else
+            return {args.output, of.out, args.k, args.g, group, true};
+    }
+
+    void multiply_tile(Scratch& scratch, std::int64_t group, std::int64_t first, int rows, std::int64_t column,
+                       int count) const {
+        const Image<const T> image = image_read(group);
+        for (std::int64_t k = 0; k < depth; k += tile_k) {
+            const int deep = static_cast<int>(std::min<std::int64_t>(tile_k, depth - k));
+            for (int i = 0; i < rows; ++i) transform_images(image, square(first + i), k, deep, scratch, i);
+            for (int j = 0; j < count; j += panel)
+                for (int place = 0; place < places; ++place) {
+                    const Rows<const T> b{transformed(group, (column + j) / panel, place) + k * panel, panel};
+                    T* const sums = scratch.sums[place] + j;
+                    for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+                        multiply_block<block, panel, image_s, 1>(
+                            scratch.images[place] + i * image_s, b, deep,
+                            [to = sums + i * sums_s, adds = k > 0](int r, int l, Float sum) {
+                                T* const at = to + r * sums_s + l;
+                                store(at, adds ? load(at) + sum : sum);
+                            });
+                    });
+                }
+        }
+        for (int i = 0; i < rows; ++i) finish(scratch, i, group, square(first + i), column, count);
+    }
+
+    // Channels of a square: in each place, a row of the matrix that is multiplied.
+    void transform_images(const Image<const T>& image, const Square& at, std::int64_t channel, int count, Scratch& scratch,
+                          int row) const {
+        const T* channels[places];
+        find_channels(image, at, channels);
+        for (int k = 0; k < count; k += lanes) {
+            Float x[places];
+#pragma GCC unroll 16
+            for (int place = 0; place < places; ++place) x[place] = load_first(channels[place] + channel + k, count - k);
+#pragma GCC unroll 4
+            for (int i = 0; i < side; ++i) transform_image(x, i, side);
+#pragma GCC unroll 4
+            for (int i = 0; i < side; ++i) transform_image(x, side * i, 1);
+#pragma GCC unroll 16
+            for (int place = 0; place < places; ++place) store(scratch.images[place] + row * image_s + k, x[place]);
+        }
+    }
+
+    // The results of a square.
+    void finish(const Scratch& scratch, int row, std::int64_t group, const Square& at, std::int64_t column,
+                int count) const {
+        const Image<T> image = forward ? Image<T>(args.output, of.out, args.k, args.g, group, true)
+                                       : Image<T>(args.input, of.size, args.c, args.g, group, true);
+        T* to[made * made];
+        for (int i = 0; i < made * made; ++i) {
+            const std::int64_t y = at.y + i / made, x = at.x + i % made;
+            const bool inside = y < image.extents[1] && x < image.extents[2];
+            to[i] = inside ? image.data + at.image * image.stride_image + image.index(0, y, x) * image.all_channels + column
+                           : nullptr;
+        }
+        Float odd{};  // 0 where all results are numbers
+        for (int j = 0; j < count; j += lanes) {
+            Float m[made][side];
+#pragma GCC unroll 4
+            for (int x = 0; x < side; ++x) {
+                const auto sum = [&](int y) { return load(scratch.sums[y * side + x] + row * sums_s + j); };
+                m[0][x] = sum(0) + sum(1) + sum(2);
+                m[1][x] = sum(1) - sum(2) - sum(3);
+            }
+#pragma GCC unroll 2
+            for (int y = 0; y < made; ++y) {
+                const Float results[made] = {m[y][0] + m[y][1] + m[y][2], m[y][1] - m[y][2] - m[y][3]};
+#pragma GCC unroll 2
+                for (int x = 0; x < made; ++x) {
+                    odd += results[x] - results[x];
+                    if (to[y * made + x]) store_first(to[y * made + x] + j, results[x], count - j);
+                }
+            }
+        }
+        if (!(reduce_sum(odd) == 0)) compute_directly(group, at, column, count, to);
+    }
+
+    // As the definition reads. An infinite element would make results NaN that it does not meet.
+    __attribute__((noinline)) void compute_directly(std::int64_t group, const Square& at, std::int64_t column, int count,
+                                                    T* const (&to)[made * made]) const {
+        const T* channels[places];
+        find_channels(image_read(group), at, channels);
+        const std::int64_t of_tap = args.c / args.g;
+        for (int i = 0; i < made * made; ++i)
+            for (int j = 0; to[i] && j < count; ++j) {
+                float sum = 0;
+                for (int y = 0; y < 3; ++y)
+                    for (int x = 0; x < 3; ++x) {
+                        const T* const image = channels[(i / made + y) * side + i % made + x];
+                        for (std::int64_t k = 0; k < depth; ++k)
+                            sum += image[k] * (forward ? weight(group, column + j)[tap(y, x) * of_tap + k]
+                                                       : weight(group, k)[tap(y, x) * of_tap + column + j]);
+                    }
+                to[i][j] = sum;
+            }
+    }
+
+    const catalog_args& args;
+    const Geometry& of;
+    const Window& window;
+    const int threads;
+    const std::int64_t depth, columns;
+    const std::int64_t high, wide;  // squares of an image
+    T* weights;                     // transformed: of each panel of columns, places x depth x panel
+    const T* zeros;
+};
+
+}  // namespace catalog::host

@@ -95,6 +95,29 @@ def test_minimal_filtering_spreads_no_infinity(catalog: Catalog) -> None:
     assert 0.5 < others.mean() < 0.99
 
 
+@pytest.mark.parametrize(
+    "of", ["'host_panel' AND dtype = 'bf16'", "'host_direct' AND dtype = 'fp32'", "'host_winograd'"]
+)
+def test_large_results_are_equal_at_any_address(catalog: Catalog, of: str) -> None:
+    """Those at addresses of whole vectors are stored around the caches."""
+    kernel = rows(catalog, f"pipeline = {of} AND family = 'forward' AND layout = 'nhwgc' AND ndim = 2")[0]
+    groups = 64 if "direct" in of else 1
+    problem = ConvProblem(
+        n=2, c=groups, k=64, g=groups, size=(191, 201), filter=(3, 3), pad=(1, 1), dtype=kernel.signature.dtype.value
+    )
+    inputs, plan = make_inputs(problem, SEED), catalog.plan(problem, kernel)
+    bound = plan.bind(inputs)
+    bound.launch()
+    expected = bound.outputs["output"]
+    assert expected.nbytes > 8 << 20
+    assert expected.ctypes.data % 64 == 0
+    for offset in (0, 1, 8):
+        memory = np.full(expected.size + 64, np.nan, expected.dtype)
+        memory = memory[-memory.ctypes.data % 64 // memory.itemsize + offset :][: expected.size]
+        plan.bind(inputs, outputs={"output": memory.reshape(expected.shape)}).launch()
+        np.testing.assert_array_equal(memory.reshape(expected.shape).view(np.uint8), expected.view(np.uint8))
+
+
 @pytest.mark.slow
 def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles are computed in software."""

@@ -7,6 +7,7 @@ axis is strided, the error says how to copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -91,9 +92,24 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> d
     check_room(problem)
     zeroed = zeroed_outputs(problem.form, inputs or ())
     return {
-        name: (np.zeros if name in zeroed else np.empty)(problem.shapes[name], element_type(problem, name))
+        name: _made(problem.shapes[name], element_type(problem, name), np.zeros if name in zeroed else np.empty)
         for name in problem.made
     }
+
+
+_LINE = 64
+"""Bytes of a line of most caches, and of the widest vectors."""
+_LARGE = 1 << 20
+"""Bytes of arrays for which it pays to begin with a line; those of NumPy's begin anywhere."""
+
+
+def _made(shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[..., Array]) -> Array:
+    size = math.prod(shape) * dtype.itemsize
+    if size < _LARGE:
+        return make(shape, dtype)
+    memory = make(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def numpy_array(problem: Problem, name: str, value: Any) -> Array:

@@ -5,6 +5,7 @@
 // item, reads the image in order. The idea is oneDNN's (jit_uni_dw_convolution).
 #pragma once
 
+#include "host/around.hpp"
 #include "narrow.hpp"
 
 namespace catalog::host {
@@ -29,7 +30,8 @@ class NarrowGroups {
                           : Image<T>(args.output, of.out, args.k, 1, 0, true)),
           made(is_forward ? Image<T>(args.output, of.out, args.k, 1, 0, true)
                           : Image<T>(args.input, of.size, args.c, 1, 0, true)),
-          is_large(are_large(args, read, made)) {}
+          is_large(are_large(args, read, made)),
+          storing(made.data, args.n * made.volume() * made.all_channels * static_cast<std::int64_t>(sizeof(T))) {}
 
     catalog_status run() {
         const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
@@ -44,6 +46,7 @@ class NarrowGroups {
             with_step(window.axis[2], [&](auto step) {
                 compute_rows<step>(row, std::min<std::int64_t>(rows_at_once, rows - row), first, end);
             });
+            storing.finish();
         });
         return CATALOG_OK;
     }
@@ -129,6 +132,7 @@ class NarrowGroups {
                 ask<false>(first * lanes + from + td * window.axis[0].apart * read.extents[1] * row +
                                (rows * of_h.stride - i / of_w.stride) * row + i % of_w.stride * channels,
                            positions, of_w.stride * channels, end - first);
+        if (storing.is_around()) return;
         ask<true>(first * lanes + line.to + rows * of_h.step * made.extents[2] * channels + p * of_w.step * channels,
                   positions, of_w.step * channels, end - first);
     }
@@ -170,7 +174,7 @@ class NarrowGroups {
                 T* const to = line->to + p * apart + block.first;
                 if (left >= positions && block.stores_all()) {
 #pragma GCC unroll 8
-                    for (int i = 0; i < positions; ++i) store(to + i * apart, sums[i]);
+                    for (int i = 0; i < positions; ++i) storing.store(to + i * apart, sums[i], lanes);
                 } else {
                     T some[positions][lanes];
 #pragma GCC unroll 8
@@ -219,6 +223,7 @@ class NarrowGroups {
     const Interior interior;
     const Image<T> read, made;
     const bool is_large;
+    const Storing storing;
     float* packed = nullptr;
 };
 

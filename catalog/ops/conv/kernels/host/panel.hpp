@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "host/around.hpp"
 #include "host/blocks.hpp"
 #include "image.hpp"
 #include "weights.hpp"
@@ -112,6 +113,10 @@ class WindowProduct {
         constexpr int whole = factors * Block::whole;
         units = (k + whole - 1) / whole * Block::whole;
         steps = (units + step - 1) / step;
+        const catalog_tensor& result = direction == Direction::forward    ? args.output
+                                       : direction == Direction::bwd_data ? args.input
+                                                                          : args.weight;
+        storing = Storing(result.data, args.g * m * n * static_cast<std::int64_t>(sizeof(Result)));
         if constexpr (direction == Direction::bwd_weight) {
             const std::int64_t tiles = args.g * ((m + tile_m - 1) / tile_m) * ((n + tile_n - 1) / tile_n);
             parts = std::max<std::int64_t>(std::min(most_shares / std::max<std::int64_t>(tiles, 1), steps / least_steps), 1);
@@ -330,12 +335,13 @@ class WindowProduct {
                 position.advance(window, count);
             }
         }
+        storing.finish();
     }
 
-    static void store_run(const Sum* sums, int count, Result* to, std::int64_t apart = 1) {
+    void store_run(const Sum* sums, int count, Result* to, std::int64_t apart = 1) const {
         for (int j = 0; j < count; j += lanes) {
             if (apart == 1) {
-                store_first(to + j, load(sums + j), count - j);
+                storing.store(to + j, load(sums + j), count - j);
             } else {
                 Result some[lanes];
                 store(some, load(sums + j));
@@ -351,6 +357,7 @@ class WindowProduct {
     const int threads;
     const std::int64_t channels_in, channels_out;
     std::int64_t m, n, k, units, steps, parts = 1;
+    Storing storing;
     Unit* kept;
     std::atomic<bool> out_of_memory = false;
 };

@@ -9,6 +9,7 @@
 
 #include <atomic>
 
+#include "host/around.hpp"
 #include "host/blocks.hpp"
 #include "image.hpp"
 
@@ -39,7 +40,9 @@ class WinogradProduct {
           depth((forward ? args.c : args.k) / args.g),
           columns((forward ? args.k : args.c) / args.g),
           high((window.axis[1].count + made - 1) / made),
-          wide((window.axis[2].count + made - 1) / made) {}
+          wide((window.axis[2].count + made - 1) / made),
+          storing((forward ? args.output : args.input).data,
+                  args.n * window.positions() * columns * args.g * static_cast<std::int64_t>(sizeof(T))) {}
 
     catalog_status run() {
         const std::int64_t panels = (columns + panel - 1) / panel, squares = args.n * high * wide;
@@ -189,6 +192,7 @@ class WinogradProduct {
                 }
         }
         for (int i = 0; i < rows; ++i) finish(scratch, i, group, square(first + i), column, count);
+        storing.finish();
     }
 
     // Channels of a square: in each place, a row of the matrix that is multiplied.
@@ -236,7 +240,7 @@ class WinogradProduct {
 #pragma GCC unroll 2
                 for (int x = 0; x < made; ++x) {
                     odd += results[x] - results[x];
-                    if (to[y * made + x]) store_first(to[y * made + x] + j, results[x], count - j);
+                    if (to[y * made + x]) storing.store(to[y * made + x] + j, results[x], count - j);
                 }
             }
         }
@@ -269,6 +273,7 @@ class WinogradProduct {
     const int threads;
     const std::int64_t depth, columns;
     const std::int64_t high, wide;  // squares of an image
+    const Storing storing;
     T* weights;                     // transformed: of each panel of columns, places x depth x panel
     const T* zeros;
 };

@@ -1,0 +1,70 @@
+// Stores around the caches. A line that is stored whole that way is not read from memory first, as it is for other stores;
+// but whoever reads it next finds it in no cache. So it is for results that are larger than most caches.
+#pragma once
+
+#include "dtype.hpp"
+
+namespace catalog::host {
+
+#if defined(__AVX__)
+#define CATALOG_STORES_AROUND 1
+
+typedef long long Words16 __attribute__((vector_size(16)));
+typedef long long Words32 __attribute__((vector_size(32)));
+typedef long long Words64 __attribute__((vector_size(64)));
+
+#if defined(__clang__)
+template <class Words>
+inline void store_around(Words* to, Words x) { __builtin_nontemporal_store(x, to); }
+#else
+inline void store_around(Words16* to, Words16 x) { __builtin_ia32_movntdq(to, x); }
+inline void store_around(Words32* to, Words32 x) { __builtin_ia32_movntdq256(to, x); }
+#if defined(__AVX512F__)
+inline void store_around(Words64* to, Words64 x) { __builtin_ia32_movntdq512(to, x); }
+#endif
+#endif
+#endif
+
+// How the vectors of a result are stored, whose memory begins at an address.
+class Storing {
+   public:
+    Storing() = default;
+    Storing([[maybe_unused]] const void* result, [[maybe_unused]] std::int64_t bytes) {
+#if defined(CATALOG_STORES_AROUND)
+        around = bytes >= least_bytes && reinterpret_cast<std::uintptr_t>(result) % vector_bytes == 0;
+#endif
+    }
+
+    bool is_around() const { return around; }
+
+    // The first `count` elements.
+    template <class T, class Vector>
+    void store(T* to, Vector x, std::int64_t count) const {
+#if defined(CATALOG_STORES_AROUND)
+        constexpr int bytes = lanes * sizeof(T);
+        if (around && count >= lanes && reinterpret_cast<std::uintptr_t>(to) % bytes == 0) {
+            using Words = std::conditional_t<bytes == 64, Words64, std::conditional_t<bytes == 32, Words32, Words16>>;
+            static_assert(bytes == sizeof(Words));
+            T elements[lanes];
+            host::store(elements, x);
+            Words words;
+            std::memcpy(&words, elements, sizeof words);
+            return store_around(reinterpret_cast<Words*>(to), words);
+        }
+#endif
+        store_first(to, x, count);
+    }
+
+    // At the end of a share: other threads see its results in time.
+    void finish() const {
+#if defined(CATALOG_STORES_AROUND)
+        if (around) __builtin_ia32_sfence();
+#endif
+    }
+
+   private:
+    static constexpr std::int64_t least_bytes = 8 << 20;
+    bool around = false;
+};
+
+}  // namespace catalog::host

@@ -48,7 +48,7 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
             most = kernel.algorithm.vector_c * (2 if signature.dtype == "fp32" else 1)
             fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16, 32) if width <= most]))
         elif kernel.algorithm.pipeline == "host_winograd":
-            fields |= {"filter": (3, 3), "stride": (1, 1), "dilation": (1, 1)}
+            fields |= {"filter": (3,) * ndim, "stride": (1,) * ndim, "dilation": (1,) * ndim}
             fields |= {name: g * rng.choice((1, 4, 17, 33, 70)) for name in "ck"}
         elif kernel.algorithm.pipeline == "sm90_narrow":
             fields |= {"g": (g := rng.choice((2, 5, 33)))} | dict.fromkeys("ck", g * rng.choice((1, 2, 4, 8, 16, 32)))

@@ -39,7 +39,7 @@ def reference(problem: ConvProblem, inputs: Mapping[str, Array]) -> dict[str, Ar
 def tolerances(problem: ConvProblem, inputs: Mapping[str, Array], *, transforms: bool = False) -> dict[str, Tolerance]:
     """How far the computed tensor of a correct kernel may be from :func:`reference`.
 
-    ``transforms``: of a kernel that computes a problem of two axes by minimal filtering.
+    ``transforms``: of a kernel that computes a problem of two or three axes by minimal filtering of the last two.
     """
     [name] = problem.made
     if problem.dtype == "int8":
@@ -48,7 +48,7 @@ def tolerances(problem: ConvProblem, inputs: Mapping[str, Array], *, transforms:
     ones = {name: np.ones_like(array) for name, array in sizes.items()}
     computed, depth, roundings = _computed, problem.depth, 1
     if transforms:
-        computed, depth, roundings = _filtered, problem.depth // problem.taps, 1 + 2 * (1 + 2 + 2)
+        computed, depth, roundings = _filtered, problem.depth // 9, 1 + 2 * (1 + 2 + 2)
     terms = _filtered(problem, ones)[name] if transforms else depth
     products = computed(problem, sizes)[name]
     factors = sum(computed(problem, ones | {one: sizes[one]})[name] for one in sizes)
@@ -101,22 +101,27 @@ def _filtered(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Arr
     image, made = ("input", "output") if forward else ("output", "input")
     x, w = _by_groups(problem, image, given[image]), _by_groups(problem, "weight", given["weight"])
     if not forward:
-        w = w.swapaxes(1, 2)[..., ::-1, ::-1]
+        w = np.flip(w.swapaxes(1, 2), tuple(range(3, w.ndim)))
     extents = problem.out if forward else problem.size
     begins = [-pad if forward else pad - 2 for pad in problem.pad]
-    padded, windows = [(0, 0)] * 3, []
-    for extent, begin, size in zip(extents, begins, x.shape[3:], strict=True):
-        end = begin + 2 * -(-extent // 2) + 2
-        padded.append((max(0, -begin), max(0, end - size)))
-        windows.append(slice(max(0, begin), max(0, begin) + end - begin))
-    squares = sliding_window_view(np.pad(x, padded)[..., windows[0], windows[1]], (4, 4), (3, 4))[..., ::2, ::2, :, :]
-    images = np.einsum("ai,ngcyxij,bj->ngcyxab", _OF_IMAGE, squares, _OF_IMAGE, optimize=True)
-    weights = np.einsum("ai,gkcij,bj->gkcab", _OF_WEIGHT, w, _OF_WEIGHT, optimize=True)
-    products = np.einsum("ngcyxab,gkcab->ngkyxab", images, weights, optimize=True)
-    results = np.einsum("ia,ngkyxab,jb->ngkyixj", _OF_RESULT, products, _OF_RESULT, optimize=True)
-    *first, high, _, wide, _ = results.shape
-    result = results.reshape(*first, 2 * high, 2 * wide)[..., : extents[0], : extents[1]]
-    return {made: _as_given(problem, made, result)}
+    if problem.ndim == 2:
+        x, w, extents, begins = x[..., None, :, :], w[..., None, :, :], (1, *extents), [0, *begins]
+    ends = [begin + extent + 2 + extent % 2 for begin, extent in zip(begins, extents, strict=True)]
+    sides = [(max(0, -begin), max(0, end - size)) for begin, end, size in zip(begins, ends, x.shape[3:], strict=True)]
+    seen: Any = (..., *(slice(max(0, begin), None) for begin in begins))
+    squares = sliding_window_view(np.pad(x, [(0, 0)] * 3 + sides)[seen], (4, 4), (4, 5))[..., ::2, ::2, :, :]
+    high, wide = (-(-extent // 2) for extent in extents[1:])
+    images = np.einsum(
+        "ai,ngczyxij,bj->ngczyxab", _OF_IMAGE, squares[..., :high, :wide, :, :], _OF_IMAGE, optimize=True
+    )
+    weights = np.einsum("ai,gkcdij,bj->gkcdab", _OF_WEIGHT, w, _OF_WEIGHT, optimize=True)
+    products = np.zeros((*x.shape[:2], w.shape[1], extents[0], high, wide, 4, 4))
+    for plane in range(w.shape[3]):
+        met = images[:, :, :, plane : plane + extents[0]]
+        products += np.einsum("ngczyxab,gkcab->ngkzyxab", met, weights[:, :, :, plane], optimize=True)
+    results = np.einsum("ia,ngkzyxab,jb->ngkzyixj", _OF_RESULT, products, _OF_RESULT, optimize=True)
+    result = results.reshape(*results.shape[:4], 2 * high, 2 * wide)[..., : extents[1], : extents[2]]
+    return {made: _as_given(problem, made, result[..., 0, :, :] if problem.ndim == 2 else result)}
 
 
 def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], Any]]:

@@ -1,5 +1,6 @@
 // Convolutions of 3 x 3 elements with strides of 1 by minimal filtering, F(2 x 2, 3 x 3): four results, neighbours in a
-// square, take 16 products for each channel instead of 36. Channels are the last axis.
+// square, take 16 products for each channel instead of 36. Channels are the last axis. Of filters with three axes, each
+// plane is such a filter, and products of all planes are added.
 //
 // Images in squares of 4 x 4 and weights are transformed by sums and differences alone. Then there are 16 products of
 // matrices, squares x channels times channels x channels, and another transform makes results of them.
@@ -37,6 +38,7 @@ class WinogradProduct {
           of(of),
           window(window),
           threads(threads),
+          planes(window.axis[0].taps),
           depth((forward ? args.c : args.k) / args.g),
           columns((forward ? args.k : args.c) / args.g),
           high((window.axis[1].count + made - 1) / made),
@@ -45,18 +47,19 @@ class WinogradProduct {
                   args.n * window.positions() * columns * args.g * static_cast<std::int64_t>(sizeof(T))) {}
 
     catalog_status run() {
-        const std::int64_t panels = (columns + panel - 1) / panel, squares = args.n * high * wide;
+        const std::int64_t panels = (columns + panel - 1) / panel, squares = args.n * window.axis[0].count * high * wide;
         if (!applies()) return CATALOG_BAD_ARGUMENT;
         if (squares == 0) return CATALOG_OK;
         Room<T>& room = thread_room<struct TransformedWeights, T>();
-        weights = room.reserve(args.g * panels * places * depth * panel);
+        weights = room.reserve(args.g * panels * planes * places * depth * panel);
         T* const none = thread_room<struct NoChannels, T>().reserve(depth);
         if (!weights || !none) return CATALOG_NO_MEMORY;
         std::fill_n(none, depth, T{});
         zeros = none;
         const std::int64_t pieces = (depth + lanes - 1) / lanes;
-        parallel_for(args, threads, args.g * panels * pieces, [&](std::int64_t task) {
-            transform_weights(task / pieces / panels, task / pieces % panels, task % pieces * lanes);
+        parallel_for(args, threads, args.g * panels * planes * pieces, [&](std::int64_t task) {
+            const std::int64_t index = task / pieces / planes;
+            transform_weights(index / panels, index % panels, task / pieces % planes, task % pieces * lanes);
         });
         const std::int64_t down = (squares + tile_m - 1) / tile_m, across = (columns + tile_n - 1) / tile_n;
         std::atomic<bool> out_of_memory = false;
@@ -76,8 +79,8 @@ class WinogradProduct {
    private:
     bool applies() const {
         for (int i = 0; i < axes; ++i)
-            if (of.filter[i] != (i > 0 ? 3 : 1) || of.stride[i] != 1 || of.dilation[i] != 1) return false;
-        return of.size[0] == 1 && of.pad[0] == 0;
+            if ((i > 0 && of.filter[i] != 3) || of.stride[i] != 1 || of.dilation[i] != 1) return false;
+        return true;
     }
 
     // Differences and sums of four neighbours, of which three at a time meet the filter.
@@ -112,17 +115,22 @@ class WinogradProduct {
     // The element of a filter that meets an element of an image; gradients meet it from the other end.
     static int tap(int y, int x) { return forward ? 3 * y + x : 8 - (3 * y + x); }
 
-    T* transformed(std::int64_t group, std::int64_t index, int place) const {
-        return weights + ((group * ((columns + panel - 1) / panel) + index) * places + place) * depth * panel;
+    T* transformed(std::int64_t group, std::int64_t index, std::int64_t plane, int place) const {
+        const std::int64_t panels = (columns + panel - 1) / panel;
+        return weights + (((group * panels + index) * planes + plane) * places + place) * depth * panel;
     }
 
+    // The first element of a plane of a filter.
+    std::int64_t of_plane(std::int64_t plane) const { return 9 * (window.axis[0].tap + plane * window.axis[0].tap_step); }
+
     // Some channels of the depth, for a panel of columns.
-    void transform_weights(std::int64_t group, std::int64_t index, std::int64_t channel) const {
+    void transform_weights(std::int64_t group, std::int64_t index, std::int64_t plane, std::int64_t channel) const {
         const std::int64_t channels = args.c / args.g, count = std::min<std::int64_t>(lanes, depth - channel);
+        const std::int64_t element = of_plane(plane);
         const auto read = [&](const T* from, std::int64_t some, Float (&to)[places]) {
             Float w[3][3];
             for (int y = 0; y < 3; ++y)
-                for (int x = 0; x < 3; ++x) w[y][x] = load_first(from + tap(y, x) * channels, some);
+                for (int x = 0; x < 3; ++x) w[y][x] = load_first(from + (element + tap(y, x)) * channels, some);
             transform_square(w, to);
         };
         for (int j = 0; j < panel; j += lanes) {
@@ -137,7 +145,7 @@ class WinogradProduct {
                 Float rows[lanes];
                 for (int i = 0; i < lanes; ++i) rows[i] = made[i][place];
                 if (forward) transpose(rows);
-                T* const to = transformed(group, index, place) + channel * panel + j;
+                T* const to = transformed(group, index, plane, place) + channel * panel + j;
                 for (std::int64_t i = 0; i < count; ++i) store(to + i * panel, rows[i]);
             }
         }
@@ -145,22 +153,25 @@ class WinogradProduct {
 
     // A square: the first of its results.
     struct Square {
-        std::int64_t image, y, x;
+        std::int64_t image, z, y, x;
     };
     Square square(std::int64_t index) const {
-        return {index / wide / high, index / wide % high * made, index % wide * made};
+        const std::int64_t line = index / wide, slice = line / high, count = window.axis[0].count;
+        return {slice / count, slice % count, line % high * made, index % wide * made};
     }
 
-    // The channels of each place of a square; zeros outside of the image.
-    void find_channels(const Image<const T>& image, const Square& at, const T* (&to)[places]) const {
+    // The channels of each place that a plane of the filter meets; zeros outside of the image.
+    void find_channels(const Image<const T>& image, const Square& at, std::int64_t plane, const T* (&to)[places]) const {
         const auto first = [&](int axis, std::int64_t result) {  // what the filter's elements meet ascends or descends
             return window.axis[axis].origin + result - (forward ? 0 : 2);
         };
+        const std::int64_t d = window.axis[0].origin + at.z + plane * window.axis[0].apart;
         const std::int64_t y = first(1, at.y), x = first(2, at.x);
         for (int place = 0; place < places; ++place) {
             const std::int64_t h = y + place / side, w = x + place % side;
-            const bool inside = 0 <= h && h < image.extents[1] && 0 <= w && w < image.extents[2];
-            to[place] = inside ? image.data + at.image * image.stride_image + image.index(0, h, w) * image.all_channels : zeros;
+            const bool inside = 0 <= d && d < image.extents[0] && 0 <= h && h < image.extents[1] && 0 <= w &&
+                                w < image.extents[2];
+            to[place] = inside ? image.data + at.image * image.stride_image + image.index(d, h, w) * image.all_channels : zeros;
         }
     }
 
@@ -174,17 +185,19 @@ class WinogradProduct {
     void multiply_tile(Scratch& scratch, std::int64_t group, std::int64_t first, int rows, std::int64_t column,
                        int count) const {
         const Image<const T> image = image_read(group);
-        for (std::int64_t k = 0; k < depth; k += tile_k) {
+        const std::int64_t pieces = (depth + tile_k - 1) / tile_k;
+        for (std::int64_t step = 0; step < planes * pieces; ++step) {
+            const std::int64_t plane = step / pieces, k = step % pieces * tile_k;
             const int deep = static_cast<int>(std::min<std::int64_t>(tile_k, depth - k));
-            for (int i = 0; i < rows; ++i) transform_images(image, square(first + i), k, deep, scratch, i);
+            for (int i = 0; i < rows; ++i) transform_images(image, square(first + i), plane, k, deep, scratch, i);
             for (int j = 0; j < count; j += panel)
                 for (int place = 0; place < places; ++place) {
-                    const Rows<const T> b{transformed(group, (column + j) / panel, place) + k * panel, panel};
+                    const Rows<const T> b{transformed(group, (column + j) / panel, plane, place) + k * panel, panel};
                     T* const sums = scratch.sums[place] + j;
                     for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
                         multiply_block<block, panel, image_s, 1>(
                             scratch.images[place] + i * image_s, b, deep,
-                            [to = sums + i * sums_s, adds = k > 0](int r, int l, Float sum) {
+                            [to = sums + i * sums_s, adds = step > 0](int r, int l, Float sum) {
                                 T* const at = to + r * sums_s + l;
                                 store(at, adds ? load(at) + sum : sum);
                             });
@@ -196,10 +209,10 @@ class WinogradProduct {
     }
 
     // Channels of a square: in each place, a row of the matrix that is multiplied.
-    void transform_images(const Image<const T>& image, const Square& at, std::int64_t channel, int count, Scratch& scratch,
-                          int row) const {
+    void transform_images(const Image<const T>& image, const Square& at, std::int64_t plane, std::int64_t channel,
+                          int count, Scratch& scratch, int row) const {
         const T* channels[places];
-        find_channels(image, at, channels);
+        find_channels(image, at, plane, channels);
         for (int k = 0; k < count; k += lanes) {
             Float x[places];
 #pragma GCC unroll 16
@@ -222,7 +235,7 @@ class WinogradProduct {
         for (int i = 0; i < made * made; ++i) {
             const std::int64_t y = at.y + i / made, x = at.x + i % made;
             const bool inside = y < image.extents[1] && x < image.extents[2];
-            to[i] = inside ? image.data + at.image * image.stride_image + image.index(0, y, x) * image.all_channels + column
+            to[i] = inside ? image.data + at.image * image.stride_image + image.index(at.z, y, x) * image.all_channels + column
                            : nullptr;
         }
         Float odd{};  // 0 where all results are numbers
@@ -250,31 +263,36 @@ class WinogradProduct {
     // As the definition reads. An infinite element would make results NaN that it does not meet.
     __attribute__((noinline)) void compute_directly(std::int64_t group, const Square& at, std::int64_t column, int count,
                                                     T* const (&to)[made * made]) const {
-        const T* channels[places];
-        find_channels(image_read(group), at, channels);
         const std::int64_t of_tap = args.c / args.g;
+        const Image<const T> image = image_read(group);
         for (int i = 0; i < made * made; ++i)
-            for (int j = 0; to[i] && j < count; ++j) {
-                float sum = 0;
-                for (int y = 0; y < 3; ++y)
-                    for (int x = 0; x < 3; ++x) {
-                        const T* const image = channels[(i / made + y) * side + i % made + x];
-                        for (std::int64_t k = 0; k < depth; ++k)
-                            sum += image[k] * (forward ? weight(group, column + j)[tap(y, x) * of_tap + k]
-                                                       : weight(group, k)[tap(y, x) * of_tap + column + j]);
-                    }
-                to[i][j] = sum;
-            }
+            for (int j = 0; to[i] && j < count; ++j) to[i][j] = 0;
+        for (std::int64_t plane = 0; plane < planes; ++plane) {
+            const T* channels[places];
+            find_channels(image, at, plane, channels);
+            for (int i = 0; i < made * made; ++i)
+                for (int j = 0; to[i] && j < count; ++j)
+                    for (int y = 0; y < 3; ++y)
+                        for (int x = 0; x < 3; ++x) {
+                            const T* const from = channels[(i / made + y) * side + i % made + x];
+                            const std::int64_t element = (of_plane(plane) + tap(y, x)) * of_tap;
+                            float sum = 0;
+                            for (std::int64_t k = 0; k < depth; ++k)
+                                sum += from[k] * (forward ? weight(group, column + j)[element + k]
+                                                          : weight(group, k)[element + column + j]);
+                            to[i][j] += sum;
+                        }
+        }
     }
 
     const catalog_args& args;
     const Geometry& of;
     const Window& window;
     const int threads;
-    const std::int64_t depth, columns;
+    const std::int64_t planes, depth, columns;
     const std::int64_t high, wide;  // squares of an image
     const Storing storing;
-    T* weights;                     // transformed: of each panel of columns, places x depth x panel
+    T* weights;                     // transformed: of each panel of columns, planes x places x depth x panel
     const T* zeros;
 };
 

@@ -78,7 +78,7 @@ def test_kernels_of_all_kinds_compute_any_problem(catalog: Catalog) -> None:
     assert max(used.values()) > 0.02, "tolerances are far too wide"
 
 
-def test_minimal_filtering_spreads_no_infinity(catalog: Catalog) -> None:
+def test_minimal_filtering_spreads_no_infinity(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sums mix elements that some results do not meet: these are numbers even so, and others are what they were."""
     problem = ConvProblem(n=2, c=33, k=70, size=(9, 12), filter=(3, 3), pad=(1, 0), dtype="fp32")
     inputs = make_inputs(problem, SEED)
@@ -93,6 +93,10 @@ def test_minimal_filtering_spreads_no_infinity(catalog: Catalog) -> None:
     others = np.isfinite(expected) & (np.abs(expected) < 1e30)
     np.testing.assert_allclose(result[others], expected[others], rtol=1e-4, atol=1e-4)
     assert 0.5 < others.mean() < 0.99
+    for threads in (1, 3, 16):
+        monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
+        settings.cache_clear()
+        np.testing.assert_array_equal(catalog.plan(problem, kernel).run(inputs).outputs["output"], result)
 
 
 @pytest.mark.parametrize(

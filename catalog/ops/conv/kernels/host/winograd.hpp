@@ -61,15 +61,16 @@ class WinogradProduct {
             const std::int64_t index = task / pieces / planes;
             transform_weights(index / panels, index % panels, task / pieces % planes, task % pieces * lanes);
         });
-        const std::int64_t down = (squares + tile_m - 1) / tile_m, across = (columns + tile_n - 1) / tile_n;
+        const Division<Row> division(args.g, squares, columns, threads);
         std::atomic<bool> out_of_memory = false;
-        parallel_for(args, threads, args.g * down * across, [&](std::int64_t item) {
+        parallel_for(args, threads, args.g * division.items(), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) return void(out_of_memory = true);
-            const std::int64_t first = item % down * tile_m, column = item / down % across * tile_n;
-            multiply_tile(*scratch, item / down / across, first,
-                          static_cast<int>(std::min<std::int64_t>(tile_m, squares - first)), column,
-                          static_cast<int>(std::min<std::int64_t>(tile_n, columns - column)));
+            const std::int64_t first = item % division.down * division.item_rows;
+            const std::int64_t column = item / division.down % division.across * division.item_columns;
+            multiply_tile(*scratch, item / division.items(), first,
+                          static_cast<int>(std::min<std::int64_t>(division.item_rows, squares - first)), column,
+                          static_cast<int>(std::min<std::int64_t>(division.item_columns, columns - column)));
         });
         constexpr std::size_t most = 16 << 20;  // elements that stay in memory for the next launch
         room.release_above(most);

@@ -48,7 +48,7 @@ class WinogradProduct {
 
     catalog_status run() {
         const std::int64_t panels = (columns + panel - 1) / panel, squares = args.n * window.axis[0].count * high * wide;
-        if (!applies()) return CATALOG_BAD_ARGUMENT;
+        if (!applies()) return CATALOG_UNSUPPORTED;
         if (squares == 0) return CATALOG_OK;
         Room<T>& room = thread_room<struct TransformedWeights, T>();
         weights = room.reserve(args.g * panels * planes * places * depth * panel);

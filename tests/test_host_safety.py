@@ -10,9 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
 from itertools import product
-from operator import or_
 from pathlib import Path
 
 import amx
@@ -108,7 +106,7 @@ class Sanitizer:
                 "problem": plan.problem.key,
                 "seed": index if flaw is None else SEED,
                 "flaw": flaw,
-                "arithmetic": asdict(reduce(or_, map(operation_of(plan.problem).arithmetic, plan.kernels))),
+                "arithmetic": asdict(plan.arithmetic),
                 "num_splits": operation_of(plan.problem).splits(plan.problem, plan.kernels, 2, whole_waves=False),
                 "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }

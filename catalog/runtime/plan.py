@@ -264,7 +264,7 @@ class Plan:
             self.problem.flops / time_ms / 1e9,
             tuple(kernel.name for kernel in self.kernels),
             compile_seconds,
-            reduce(or_, map(operation_of(self.problem).arithmetic, self.kernels)),
+            self.arithmetic,
         )
 
     def bind(
@@ -331,6 +331,11 @@ class Plan:
                 paths.clear()
             paths[place] = FastPath(self._loaded, self.problem.form, given, args, means)
         return taken.results
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How the kernels round, where not all kernels of their arch do so."""
+        return reduce(or_, map(operation_of(self.problem).arithmetic, self.kernels))
 
     def again(self, given: Mapping[str, Any], *, differentiated: bool = False) -> Mapping[str, Any] | None:
         """As :meth:`enqueue`, where an earlier call was checked whose tensors had these names and types; else None.

@@ -92,7 +92,7 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> d
     check_room(problem)
     zeroed = zeroed_outputs(problem.form, inputs or ())
     return {
-        name: _made(problem.shapes[name], element_type(problem, name), np.zeros if name in zeroed else np.empty)
+        name: _make(problem.shapes[name], element_type(problem, name), np.zeros if name in zeroed else np.empty)
         for name in problem.made
     }
 
@@ -103,7 +103,8 @@ _LARGE = 1 << 20
 """Bytes of arrays for which it pays to begin with a line; those of NumPy's begin anywhere."""
 
 
-def _made(shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[..., Array]) -> Array:
+def _make(shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[..., Array]) -> Array:
+    """An array by ``np.empty`` or ``np.zeros``; large ones begin with a line, so that kernels can store whole lines."""
     size = math.prod(shape) * dtype.itemsize
     if size < _LARGE:
         return make(shape, dtype)

@@ -78,7 +78,7 @@ template <int size, class Body>
 inline void for_even_row_blocks(int first, int end, Body body) {
     constexpr int shorter = size - 1;
     const int rows = end - first, short_rows = (size - rows % size) % size * shorter;
-    if (shorter == 0 || short_rows > rows) return for_row_blocks<size>(first, end, body);
+    if (short_rows > rows) return for_row_blocks<size>(first, end, body);
     for_blocks<size>(first, end - short_rows, body);
     if constexpr (shorter > 0) for_blocks<shorter>(end - short_rows, end, body);
 }

@@ -113,10 +113,10 @@ class WindowProduct {
         constexpr int whole = factors * Block::whole;
         units = (k + whole - 1) / whole * Block::whole;
         steps = (units + step - 1) / step;
-        const catalog_tensor& result = direction == Direction::forward    ? args.output
-                                       : direction == Direction::bwd_data ? args.input
-                                                                          : args.weight;
-        storing = Storing(result.data, args.g * m * n * static_cast<std::int64_t>(sizeof(Result)));
+        const catalog_tensor& computed = direction == Direction::forward    ? args.output
+                                         : direction == Direction::bwd_data ? args.input
+                                                                            : args.weight;
+        storing = Storing(computed.data, args.g * m * n * static_cast<std::int64_t>(sizeof(Result)));
         if constexpr (direction == Direction::bwd_weight) {
             const std::int64_t tiles = args.g * ((m + tile_m - 1) / tile_m) * ((n + tile_n - 1) / tile_n);
             parts = std::max<std::int64_t>(std::min(most_shares / std::max<std::int64_t>(tiles, 1), steps / least_steps), 1);

@@ -41,13 +41,14 @@ class WinogradProduct {
           planes(window.axis[0].taps),
           depth((forward ? args.c : args.k) / args.g),
           columns((forward ? args.k : args.c) / args.g),
+          panels((columns + panel - 1) / panel),
           high((window.axis[1].count + made - 1) / made),
           wide((window.axis[2].count + made - 1) / made),
           storing((forward ? args.output : args.input).data,
                   args.n * window.positions() * columns * args.g * static_cast<std::int64_t>(sizeof(T))) {}
 
     catalog_status run() {
-        const std::int64_t panels = (columns + panel - 1) / panel, squares = args.n * window.axis[0].count * high * wide;
+        const std::int64_t squares = args.n * window.axis[0].count * high * wide;
         if (!applies()) return CATALOG_UNSUPPORTED;
         if (squares == 0) return CATALOG_OK;
         Room<T>& room = thread_room<struct TransformedWeights, T>();
@@ -117,7 +118,6 @@ class WinogradProduct {
     static int tap(int y, int x) { return forward ? 3 * y + x : 8 - (3 * y + x); }
 
     T* transformed(std::int64_t group, std::int64_t index, std::int64_t plane, int place) const {
-        const std::int64_t panels = (columns + panel - 1) / panel;
         return weights + (((group * panels + index) * planes + plane) * places + place) * depth * panel;
     }
 
@@ -136,15 +136,15 @@ class WinogradProduct {
         };
         for (int j = 0; j < panel; j += lanes) {
             const std::int64_t column = index * panel + j;
-            Float made[lanes][places] = {};
+            Float squares[lanes][places] = {};
             for (int i = 0; i < lanes; ++i)
                 if (!forward && i < count && column < columns)
-                    read(weight(group, channel + i) + column, columns - column, made[i]);
+                    read(weight(group, channel + i) + column, columns - column, squares[i]);
                 else if (forward && column + i < columns)
-                    read(weight(group, column + i) + channel, count, made[i]);
+                    read(weight(group, column + i) + channel, count, squares[i]);
             for (int place = 0; place < places; ++place) {
                 Float rows[lanes];
-                for (int i = 0; i < lanes; ++i) rows[i] = made[i][place];
+                for (int i = 0; i < lanes; ++i) rows[i] = squares[i][place];
                 if (forward) transpose(rows);
                 T* const to = transformed(group, index, plane, place) + channel * panel + j;
                 for (std::int64_t i = 0; i < count; ++i) store(to + i * panel, rows[i]);
@@ -290,7 +290,7 @@ class WinogradProduct {
     const Geometry& of;
     const Window& window;
     const int threads;
-    const std::int64_t planes, depth, columns;
+    const std::int64_t planes, depth, columns, panels;
     const std::int64_t high, wide;  // squares of an image
     const Storing storing;
     T* weights;                     // transformed: of each panel of columns, planes x places x depth x panel

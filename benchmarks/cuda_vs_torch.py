@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,8 @@ class Row:
 def medians(sides: Mapping[str, Call], seconds: float, *, cold: bool = False) -> dict[str, float]:
     """Median milliseconds of each side; they take turns, launch by launch, for that time in total.
 
+    Each round has an order of its own: what ran before changes the time of a launch of 10 microseconds by up to one.
+
     Each round is queued while the GPU is busy with something else, so that no side waits for its launch. With `cold`,
     it is so before every launch, and other memory is read, which leaves none of the operands in the L2 cache, and
     nothing that must be written back.
@@ -63,11 +66,12 @@ def medians(sides: Mapping[str, Call], seconds: float, *, cold: bool = False) ->
             call()
     torch.cuda.synchronize()
     times: dict[str, list[float]] = {name: [] for name in sides}
+    order = random.Random(0)  # noqa: S311 - repeatable
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or len(next(iter(times.values()))) < 10:
         marks = []
         busy.zero_()
-        for name, call in sides.items():
+        for name, call in order.sample(list(sides.items()), len(sides)):
             if cold:
                 busy.zero_()
                 other.amax()

@@ -1,8 +1,8 @@
 """A model of the time of the kernels for NVIDIA Hopper, in which the blocks of a cluster share a tile or loads of B.
 
 The static order of ``data/arch_specs/gemm/native/sm_90.json`` is the same model in SQL; its factors are fitted to the
-times of 24 to 34 kernels, with all parts of K, on 192 products on an H100, in bf16 and fp8. Here it also chooses the
-parts of K.
+times of 24 to 34 kernels, with all parts of K, on 192 products on an H100, in bf16 and fp8, and what low tiles cost to
+those of 12 kernels on 16 small products. Here it also chooses the parts of K.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class ClusterWork:
         steps: steps of the depth, of 128 bytes each, together.
         cycles: of these steps: the longest of products, loads, and reading shared memory, and half of the time by which
             reading A and B from memory takes longer.
-        results: elements of C for each warpgroup that leave registers for memory.
+        results: elements of C for each warpgroup that TMA stores.
+        low_tiles: tiles of fewer than 64 rows, which threads store.
         shared: elements of C for each warpgroup whose sums the blocks of a cluster add.
         scattered: elements of C for each warpgroup that are written one by one.
         scattered_sums: of these, those that the blocks of a cluster add, each for its part of the tile.
@@ -58,6 +59,7 @@ class ClusterWork:
     steps: int
     cycles: float
     results: float
+    low_tiles: int
     shared: float
     scattered: float
     scattered_sums: float
@@ -72,6 +74,7 @@ class ClusterWork:
             1100.0 * self.waves
             + self.cycles
             + 0.02 * self.results
+            + 600.0 * self.low_tiles
             + split * (300.0 * self.parts + 4000.0 * (self.waves - 1))
             + 0.85 * self.shared
             + 2.2 * self.scattered
@@ -100,6 +103,7 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
     active = min(1.0, tiles / (waves * units))
     steps = waves * -(-_steps(problem, algorithm) // parts)
     swapped = algorithm.wave_n > 1
+    low = swapped and tile_m < 64
     warpgroups = algorithm.wave_m * algorithm.wave_n // 4
     a_along, b_along = along_k_of(problem)
     of_a, of_b = problem.k if a_along else problem.m, problem.k if b_along else problem.n
@@ -124,7 +128,8 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
         waves=waves,
         steps=int(steps * in_step),
         cycles=cycles + 0.5 * max(0.0, memory - cycles),
-        results=0.0 if swapped and tile_m < 64 else area,
+        results=0.0 if low else area,
+        low_tiles=waves if low else 0,
         shared=area if parts > 1 else 0.0,
         scattered=scattered / parts,
         scattered_sums=scattered if parts > 1 else 0.0,

@@ -89,6 +89,7 @@ def _cluster_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[
         "depth": 64.0 * work.steps,
         "cycles": work.cycles,
         "results": work.results,
+        "low_tiles": float(work.low_tiles),
         "scattered": work.scattered + work.scattered_sums,
         "copied": float(copied),
         "parts": work.waves * (work.parts - 1.0),

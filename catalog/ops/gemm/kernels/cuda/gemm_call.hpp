@@ -35,7 +35,8 @@ struct GemmCall {
     int grid;
     int m, n, k;
     int groups;
-    bool plain;    // C = alpha A B, and TMA can store it: no other element is read
+    bool plain;    // C = alpha A B: no other element is read
+    bool mapped;   // and TMA stores it
     bool vectors;  // rows of C, D and the bias are aligned to 16 bytes
     float alpha, beta;
     std::int32_t activation;
@@ -233,10 +234,10 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     call.vectors = args.n % 8 == 0 && whole(call.c) && (Row::num_d < 1 || whole(call.d[0])) &&
                    (Row::num_d < 2 || whole(call.d[1])) && aligned(call.bias);
     const auto forward = [](std::int64_t extent, std::int64_t stride) { return extent == 1 || stride > 0; };
-    call.plain = Shape::stores_pieces && sizeof(Out) == 2 && forward(args.m, call.c.row) && whole(call.c) &&
-                 forward(products_c, call.c.batch) && Row::num_d == 0 && !call.bias && args.beta == 0 &&
-                 args.activation == CATALOG_PASS_THROUGH;
-    if (call.plain) {
+    call.plain = Row::num_d == 0 && !call.bias && args.beta == 0 && args.activation == CATALOG_PASS_THROUGH;
+    call.mapped = call.plain && Shape::stores_pieces && sizeof(Out) == 2 && whole(call.c) &&
+                  forward(args.m, call.c.row) && forward(products_c, call.c.batch);
+    if (call.mapped) {
         const auto bytes = [](std::int64_t stride, std::int64_t otherwise) {
             return static_cast<std::uint64_t>(stride > 0 ? stride : otherwise) * sizeof(Out);
         };
@@ -245,9 +246,9 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
         const std::uint64_t strides[2] = {bytes(call.c.row, (args.n + 7) / 8 * 8), bytes(call.c.batch, 8)};
         call.c_row = static_cast<std::int64_t>(strides[0]);
         if constexpr (Row::grouped && !Row::along_depth)
-            call.plain = make_ragged_map<Out>(call.c_map, args.c.data, call.c_row, args.n, 64, 64);
+            call.mapped = make_ragged_map<Out>(call.c_map, args.c.data, call.c_row, args.n, 64, 64);
         else
-            call.plain = make_tensor_map<Out>(call.c_map, args.c.data, extents, strides, {64, 64, 1});
+            call.mapped = make_tensor_map<Out>(call.c_map, args.c.data, extents, strides, {64, 64, 1});
     }
     return true;
 }

@@ -25,30 +25,42 @@ class GemmConsumer : GemmProduct<Row> {
     __device__ __forceinline__ void run() {
         Sums sums;
         GemmEpilogue<Row> epilogue(call, shared, group);
-        for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
+        const bool by_pieces = stores_pieces && call.mapped && call.splits == 1;
+        bool rehearsal = rehearses && by_pieces;
+        GemmTiles<Row> tiles(call);
+        while (tiles.exists()) {
+            GemmTile tile = tiles.tile();
+            if (rehearsal) tile.end_m = 0;
+            const int steps = rehearsal ? 0 : tiles.end_step() - tiles.first_step();
             if constexpr (Shape::promotes)
-                multiply_promoted(tiles, sums);
+                multiply_promoted(tile, tiles.first_step(), steps, sums);
             else
-                multiply(tiles.end_step() - tiles.first_step(), sums);
-            if constexpr (Shape::stores_pieces && sizeof(typename Row::out) == 2)
-                if (call.plain && call.splits == 1) {
-                    epilogue.store_plain(tiles.tile(), sums);
-                    continue;
-                }
-            epilogue.store(tiles.tile(), sums);
+                multiply(steps, sums);
+            if constexpr (stores_pieces)
+                by_pieces ? epilogue.store_pieces(tile, sums) : epilogue.store(tile, sums);
+            else
+                epilogue.store(tile, sums);
+            if (!rehearsal) tiles.next();
+            rehearsal = false;
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
     }
 
    private:
+    static constexpr bool stores_pieces = Shape::stores_pieces && sizeof(typename Row::out) == 2;
+
+    // Code that has not run yet comes from memory. So a tile without rows is stored first, while the first stages come;
+    // with several pieces, that would take longer than these.
+    static constexpr bool rehearses = stores_pieces && Shape::pieces == 1 && Row::scales != Scales::row;
+
     using TileScales = std::conditional_t<Shape::in_blocks, BlockScales<Row>, NoScales>;
 
     // Products of each 128 of the depth are summed apart. Scales of blocks are loaded a stage ahead.
-    __device__ __forceinline__ void multiply_promoted(const GemmTiles<Row>& tiles, Sums& sums) {
+    __device__ __forceinline__ void multiply_promoted(const GemmTile& tile, int first, int steps, Sums& sums) {
         clear(sums);
-        const TileScales scales(call, tiles.tile(), group);
-        auto next = scales.stage(tiles.first_step());
-        for (int step = tiles.first_step(); step < tiles.end_step(); ++step) {
+        const TileScales scales(call, tile, group);
+        auto next = scales.stage(first);
+        for (int step = first; step < first + steps; ++step) {
             const auto factors = next;
             barrier_wait(Shape::full(shared, ring.stage), ring.phase);
             next = scales.stage(step + 1);

@@ -97,8 +97,9 @@ struct Elements {
 template <class Row>
 using Value = std::conditional_t<std::is_same_v<typename Row::out, std::int32_t>, std::int32_t, float>;
 
-// Elements of C in one row, from `row` and `column` on.
-template <class Row, class Sum, int width>
+// Elements of C in one row, from `row` and `column` on. What is `plain` is so at compile time, too: code that is passed
+// over comes from memory as well.
+template <class Row, bool plain, class Sum, int width>
 __device__ __forceinline__ void finish(const GemmCall& call, const GemmTile& tile, int row, int column,
                                        const Sum (&sums)[width]) {
     using Out = typename Row::out;
@@ -125,13 +126,15 @@ __device__ __forceinline__ void finish(const GemmCall& call, const GemmTile& til
 #pragma unroll
         for (int i = 0; i < width; ++i) x[i] *= call.alpha;
     }
-    using V = Value<Row>;
-    if (call.beta != 0) each(c, [&](V& sum, V old) { sum += real ? static_cast<V>(call.beta * old) : old; });
-    if (call.bias) each(static_cast<const Out*>(call.bias) + column, [](V& sum, V bias) { sum += bias; });
-    activate(x, call.activation);
-    const auto combine = [](V& sum, V d) { sum = Row::multiplies ? sum * d : sum + d; };
-    if constexpr (Row::num_d > 0) each(place(call.d[0]), combine);
-    if constexpr (Row::num_d > 1) each(place(call.d[1]), combine);
+    if constexpr (!plain) {
+        using V = Value<Row>;
+        if (call.beta != 0) each(c, [&](V& sum, V old) { sum += real ? static_cast<V>(call.beta * old) : old; });
+        if (call.bias) each(static_cast<const Out*>(call.bias) + column, [](V& sum, V bias) { sum += bias; });
+        activate(x, call.activation);
+        const auto combine = [](V& sum, V d) { sum = Row::multiplies ? sum * d : sum + d; };
+        if constexpr (Row::num_d > 0) each(place(call.d[0]), combine);
+        if constexpr (Row::num_d > 1) each(place(call.d[1]), combine);
+    }
     if constexpr (width == 8 && sizeof(Out) == 2) {
         *reinterpret_cast<uint4*>(c) =
             make_uint4(pack<Out>(x[0], x[1]), pack<Out>(x[2], x[3]), pack<Out>(x[4], x[5]), pack<Out>(x[6], x[7]));
@@ -159,7 +162,7 @@ class GemmEpilogue {
           pieces(shared, group) {}
 
     // TMA may still read shared memory afterwards.
-    __device__ __forceinline__ void store_plain(const GemmTile& tile, const Sums& sums) {
+    __device__ __forceinline__ void store_pieces(const GemmTile& tile, const Sums& sums) {
         const auto values = [&](const Sum* x, int block, int q) {
             Factors of;
             find_factors(tile, block, q, of);
@@ -305,13 +308,15 @@ class GemmEpilogue {
                                                  int splits) const {
         const int p = (group * Shape::blocks_p + piece / Shape::pieces_q) * 64;
         const int q = Shape::piece_q(piece), done = piece % Shape::pieces_q * 64 - q;  // along q, in the piece before
-        if (call.vectors)
-            finish_part<8>(tile, p, q, done, address, part, splits);
+        if (call.vectors && call.plain)
+            finish_part<8, true>(tile, p, q, done, address, part, splits);
+        else if (call.vectors)
+            finish_part<8, false>(tile, p, q, done, address, part, splits);
         else
-            finish_part<1>(tile, p, q, done, address, part, splits);
+            finish_part<1, false>(tile, p, q, done, address, part, splits);
     }
 
-    template <int width>
+    template <int width, bool plain>
     __device__ __forceinline__ void finish_part(const GemmTile& tile, int p, int q, int done, std::uint32_t address,
                                                 int part, int splits) const {
         constexpr int in_row = 64 / width, apart = 128 / in_row;  // rows of a thread
@@ -336,7 +341,8 @@ class GemmEpilogue {
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
                 const int row = first + i * apart;
-                if (done_rows <= row && row < end) finish<Row>(call, tile, first_row + row, first_column + column, x[i]);
+                if (done_rows <= row && row < end)
+                    finish<Row, plain>(call, tile, first_row + row, first_column + column, x[i]);
             }
         }
     }

@@ -47,7 +47,7 @@ class GemmProducer {
     static __device__ __forceinline__ void prefetch(const GemmCall& call) {
         tma_prefetch_map(&call.p.map);
         tma_prefetch_map(&call.q.map);
-        if (call.plain) tma_prefetch_map(&call.c_map);
+        if (call.mapped) tma_prefetch_map(&call.c_map);
     }
 
     __device__ __forceinline__ void run() {

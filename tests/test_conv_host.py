@@ -100,7 +100,13 @@ def test_minimal_filtering_spreads_no_infinity(catalog: Catalog, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "of", ["'host_panel' AND dtype = 'bf16'", "'host_direct' AND dtype = 'fp32'", "'host_winograd'"]
+    "of",
+    [
+        "'host_panel' AND dtype = 'bf16'",
+        "'host_panel' AND dtype = 'fp32'",
+        "'host_direct' AND dtype = 'fp32'",
+        "'host_winograd'",
+    ],
 )
 def test_large_results_are_equal_at_any_address(catalog: Catalog, of: str) -> None:
     """Those at addresses of whole vectors are stored around the caches."""

@@ -40,9 +40,18 @@ class Storing {
     // The first `count` elements.
     template <class T, class Vector>
     void store(T* to, Vector x, std::int64_t count) const {
+        if (is_around() && count >= lanes && reinterpret_cast<std::uintptr_t>(to) % (lanes * sizeof(T)) == 0)
+            store_whole(to, x);
+        else
+            store_first(to, x, count);
+    }
+
+    // A vector, at a multiple of its size where the result is stored around the caches.
+    template <class T, class Vector>
+    void store_whole(T* to, Vector x) const {
 #if defined(CATALOG_STORES_AROUND)
-        constexpr int bytes = lanes * sizeof(T);
-        if (around && count >= lanes && reinterpret_cast<std::uintptr_t>(to) % bytes == 0) {
+        if (around) {
+            constexpr int bytes = lanes * sizeof(T);
             using Words = std::conditional_t<bytes == 64, Words64, std::conditional_t<bytes == 32, Words32, Words16>>;
             static_assert(bytes == sizeof(Words));
             T elements[lanes];
@@ -52,7 +61,7 @@ class Storing {
             return store_around(reinterpret_cast<Words*>(to), words);
         }
 #endif
-        store_first(to, x, count);
+        host::store(to, x);
     }
 
     // At the end of a share: other threads see its results in time.

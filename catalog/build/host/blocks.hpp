@@ -51,6 +51,29 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
             pack_depth<Unit, Row::tile_m, a_depth>(from, rows, depth, to);
     }
 
+    // Rows of A: packed ones, or those of a matrix, where there are registers for the addresses of a block's rows.
+    static constexpr bool any_distance = Row::a_along && Row::warp_tile_m <= 8;
+    struct RowsOfA {
+        const Unit* data;
+        std::conditional_t<any_distance, std::ptrdiff_t, std::integral_constant<int, a_row>> apart;
+    };
+
+    static RowsOfA packed(const Unit* a) {
+        if constexpr (any_distance)
+            return {a, a_row};
+        else
+            return {a, {}};
+    }
+
+    // put(row, column, sum) consumes each vector of the product of some rows of A and a panel of B.
+    template <class Put>
+    static void multiply(const RowsOfA& a, int rows, const Unit* b, int depth, Put put) {
+        for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+            multiply_block<block, panel, a_depth>(a.data + i * a.apart, a.apart, Rows<const Unit>{b, panel}, depth,
+                                                  [&](int r, int j, auto sum) { put(i + r, j, sum); });
+        });
+    }
+
     // The product of the rows of A from `first` on and a panel of B becomes the sums, or is added to them.
     template <int row_s, class Sum>
     static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums) {

@@ -15,8 +15,8 @@ namespace catalog::host {
 // so that a transposed A needs no copy; b[k] points to row k of B. finish(row, column, sum) consumes each vector of sums.
 // What they are added to is better read there, at the end: read at the start, it would occupy registers throughout the
 // loop, and the next block's sums would wait for it.
-template <int rows, int columns, int a_row, int a_depth, class A, class B, class Finish>
-inline void multiply_block(const A* a, B b, int depth, Finish finish) {
+template <int rows, int columns, int a_depth, class A, class Distance, class B, class Finish>
+inline void multiply_block(const A* a, Distance a_row, B b, int depth, Finish finish) {
     constexpr int vectors = columns / lanes;
     typename Units<A>::Sum sum[rows][vectors] = {};
     for (int k = 0; k < depth; ++k) {
@@ -34,6 +34,11 @@ inline void multiply_block(const A* a, B b, int depth, Finish finish) {
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
         for (int j = 0; j < vectors; ++j) finish(r, j * lanes, sum[r][j]);
+}
+
+template <int rows, int columns, int a_row, int a_depth, class A, class B, class Finish>
+inline void multiply_block(const A* a, B b, int depth, Finish finish) {
+    multiply_block<rows, columns, a_depth>(a, std::integral_constant<int, a_row>{}, b, depth, finish);
 }
 
 // The usual forms of finish, for rows of C that are ldc apart.

@@ -105,7 +105,18 @@ class ImageOfRows {
         std::int64_t i = 0;
         for (; i < first; ++i) copy_piece(from, d, h, w + i * step, begin, end, to + i * stride);
         const T* source = from + (image.index(d, h, w + i * step) * image.all_channels + begin);
-        for (; i < last; ++i, source += step * image.all_channels) copy_elements(source, end - begin, to + i * stride);
+        const auto copy = [&](auto copy_one) {
+            for (; i < last; ++i, source += step * image.all_channels) copy_one(source, to + i * stride);
+        };
+        constexpr std::int64_t chunk = vector_bytes / sizeof(T);
+        const std::int64_t count = end - begin;
+        if (chunk <= count && count <= 2 * chunk)  // as the 7 x 3 elements of a first layer
+            copy([back = count - chunk](const T* one, T* there) {
+                std::memcpy(there, one, vector_bytes);
+                std::memcpy(there + back, one + back, vector_bytes);
+            });
+        else
+            copy([count](const T* one, T* there) { copy_elements(one, count, there); });
         for (; i < positions; ++i) copy_piece(from, d, h, w + i * step, begin, end, to + i * stride);
     }
 

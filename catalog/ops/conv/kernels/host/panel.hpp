@@ -72,6 +72,10 @@ class WindowProduct {
     static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n, tile_k = Row::tile_k;
     static constexpr std::int64_t a_step = Block::a_step;
+    // Whether the result is rows of channels, of which register blocks may store whole lines themselves.
+    static constexpr bool makes_rows = last && direction != Direction::bwd_weight && !Row::in_tiles && panel > lanes;
+    // The depth up to which rows of a matrix are multiplied in place: longer ones come from memory too late.
+    static constexpr int most_in_place = 128;
     static constexpr int widest = std::max(tile_m, panel), gap = 16;
     template <class Of>
     static constexpr int room_stride = (Of::along ? tile_k : widest) + gap;
@@ -117,6 +121,12 @@ class WindowProduct {
                                          : direction == Direction::bwd_data ? args.input
                                                                             : args.weight;
         storing = Storing(computed.data, args.g * m * n * static_cast<std::int64_t>(sizeof(Result)));
+        if constexpr (makes_rows) {
+            const Image<Result> image = result(0);
+            const bool lines = image.channels % lanes == 0 && image.all_channels % lanes == 0;
+            const bool images_follow = args.n == 1 || image.stride_image == image.volume() * image.all_channels;
+            stores_rows = steps == 1 && window.is_dense() && images_follow && (lines || !storing.is_around());
+        }
         if constexpr (direction == Direction::bwd_weight) {
             const std::int64_t tiles = args.g * ((m + tile_m - 1) / tile_m) * ((n + tile_n - 1) / tile_n);
             parts = std::max<std::int64_t>(std::min(most_shares / std::max<std::int64_t>(tiles, 1), steps / least_steps), 1);
@@ -160,6 +170,8 @@ class WindowProduct {
                 [[maybe_unused]] const typename Block::State state;
                 const Tile tile = tile_of(item);
                 const Unit* const of_tile = kept + tile.group * of_group;
+                if constexpr (makes_rows)
+                    if (stores_rows) return store_panels(scratch, tile, of_tile);
                 Sum* const sums = parts > 1 ? all_sums + share * sums_of_tile : scratch.sums;
                 multiply_tile(scratch, tile, of_tile, steps * part / parts, steps * (part + 1) / parts, sums);
                 if (parts == 1) store_tile(sums, tile);
@@ -257,6 +269,39 @@ class WindowProduct {
             pack_panel<Unit, panel>(from, count, depth_of(at), units_of(at), to);
         else if (count < panel)
             for (std::int64_t i = 0; i < depth_of(at); ++i) std::fill(room + i * panel + count, room + (i + 1) * panel, T{});
+    }
+
+    // Rows of a tile of A: in place, or packed.
+    auto rows_of_a(Scratch& scratch, const Tile& tile) const {
+        if constexpr (Block::any_distance && std::is_same_v<Unit, T>) {
+            if (k <= most_in_place) {
+                const auto matrix = this->template matrix<typename A::Matrix>(tile.group);
+                const auto from = part<A>(matrix, tile.row, tile.rows, 0, scratch.a, Block::a_row);
+                return typename Block::RowsOfA{from.data, from.stride};
+            }
+        }
+        pack_a(scratch, tile.group, tile.row, tile.rows, 0, scratch.a);
+        return Block::packed(scratch.a);
+    }
+
+    // The sums of a tile whose depth is one step become rows of the result, those of a panel that is not whole by way of
+    // the sums. Not inlined: in one function with multiply_tile(), g++ keeps sums in memory.
+    __attribute__((noinline)) void store_panels(Scratch& scratch, Tile tile, const Unit* kept) const {
+        const auto a = rows_of_a(scratch, tile);
+        const Image<Result> image = result(tile.group);
+        const std::int64_t apart = image.all_channels;
+        for (; tile.columns > 0; tile.column += panel, tile.columns -= panel) {
+            Result* const to = tile.columns < panel ? nullptr : image.data + tile.row * apart + tile.column;
+            Block::multiply(a, tile.rows, kept + tile.column * units, static_cast<int>(units),
+                            [&, to, sums = scratch.sums](int i, int j, auto sum) {
+                                if (to)
+                                    storing.store_whole(to + i * apart + j, sum);
+                                else
+                                    store(sums + i * Scratch::row_s + j, sum);
+                            });
+            if (!to) store_tile(scratch.sums, tile);
+        }
+        storing.finish();
     }
 
     // The sums of a tile, over some steps of the depth.
@@ -358,6 +403,7 @@ class WindowProduct {
     const std::int64_t channels_in, channels_out;
     std::int64_t m, n, k, units, steps, parts = 1;
     Storing storing;
+    bool stores_rows = false;
     Unit* kept;
     std::atomic<bool> out_of_memory = false;
 };

@@ -15,6 +15,10 @@ class NarrowGradients {
     static constexpr int part = reading == Reading::own ? 1 : reading == Reading::elements && has_many ? 4 : 2;
     static constexpr int chains = has_many && part < 4 ? 2 : 1;
     static constexpr int blocks_per_item = reading == Reading::own ? 16 : 4;
+    // Where several channels of the input meet each of the output, a block's channels of a band are copied: in the tensors, they
+    // may be powers of two apart, and share few sets of the cache. Floats of a position of the input, of at most two vectors.
+    static constexpr int copied = reading == Reading::own ? 0 : reading == Reading::elements ? 2 * lanes : lanes;
+    static constexpr std::int64_t most_copied = 1 << 16;
 
    public:
     NarrowGradients(const catalog_args& args, const Geometry& of, const Window& window, int threads)
@@ -27,18 +31,23 @@ class NarrowGradients {
           input(args.input, of.size, args.c, 1, 0, true),
           output(args.output, of.out, args.k, 1, 0, true),
           is_large(are_large(args, input, output)) {
-        constexpr std::int64_t in_band = 64, in_chunk = 1 << 22, most_chunks = 16;  // positions, products
+        constexpr std::int64_t in_band = 64, in_chunk = 1 << 22, most_chunks = 16, enough_items = 64;  // positions, products
         const std::int64_t planes = args.n * this->window.axis[0].count;
         const std::int64_t high = this->window.axis[1].count, wide = this->window.axis[2].count;
         rows_of_band = std::min((in_band + wide - 1) / wide, high);
         bands_of_plane = (high + rows_of_band - 1) / rows_of_band;
         bands = planes * bands_of_plane;
+        const Axis &of_h = this->window.axis[1], &of_w = this->window.axis[2];
+        wide_seen = (wide - 1) * of_w.stride + (of_w.taps - 1) * of_w.apart + 1;
+        seen_floats = ((rows_of_band - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1) * wide_seen * copied;
+        made_floats = rows_of_band * wide * lanes;
         const std::int64_t products = planes * high * wide * groups.blocks() * of_block;
-        chunks = std::clamp<std::int64_t>(products / in_chunk, 1, std::clamp<std::int64_t>(bands, 1, most_chunks));
+        const std::int64_t most = std::clamp<std::int64_t>(enough_items / std::max<std::int64_t>(parts(), 1), 1, most_chunks);
+        chunks = std::clamp<std::int64_t>(products / in_chunk, 1, std::clamp<std::int64_t>(bands, 1, most));
     }
 
     catalog_status run() {
-        const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
+        const std::int64_t blocks = groups.blocks(), parts = this->parts();
         sums = thread_room<struct PartialSums, float>().reserve(chunks * blocks * of_block + 1);
         if (!sums) return CATALOG_NO_MEMORY;
         parallel_for(args, threads, chunks * parts, [&](std::int64_t item) {
@@ -60,6 +69,18 @@ class NarrowGradients {
     }
 
    private:
+    std::int64_t parts() const { return (groups.blocks() + blocks_per_item - 1) / blocks_per_item; }
+
+    // What the products of a band read, and how far apart its rows and positions are. `whole`: a copy, in which zeros are
+    // around the image.
+    template <class Element, bool whole>
+    struct Lines {
+        const Element* data;
+        std::int64_t row, position;
+
+        Lines from(std::int64_t rows) const { return {data + rows * row, row, position}; }
+    };
+
     // The products of a block's channels in a band are added to its sums.
     template <int step, class Count>
     void add_band(Count count, std::int64_t number, std::int64_t band, float* to) const {
@@ -69,75 +90,98 @@ class NarrowGradients {
         const Range rows{band % bands_of_plane * rows_of_band,
                          std::min((band % bands_of_plane + 1) * rows_of_band, of_h.count)};
         const T* const read = input.data + plane / of_d.count * input.stride_image + block.read;
-        const T* const made = output.data + plane / of_d.count * output.stride_image + block.first +
-                              output.index(d, 0, 0) * channels;
+        const Lines<T, false> made{output.data + plane / of_d.count * output.stride_image + block.first +
+                                output.index(d, rows.first, 0) * channels,
+                            output.extents[2] * channels, channels};
         const Range deep = of_d.inside(d);
         if (is_large) {
             const std::int64_t row = of_h.origin + (rows.end - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1;
             for (std::int64_t td = deep.first; td < deep.end; ++td)
                 ask<false>(read + input.index(of_d.origin + d * of_d.stride + td * of_d.apart, row, 0) * channels,
                            rows_of_band * of_h.stride * of_w.extent, channels, 1);
-            ask<false>(made + rows.end * of_w.count * channels, rows_of_band * of_w.count, channels, 1);
+            ask<false>(made.from(rows.end - rows.first).data, rows_of_band * of_w.count, channels, 1);
         }
-        for (std::int64_t td = deep.first; td < deep.end; ++td)
-            for (std::int64_t th = 0; th < of_h.taps; ++th) {
-                const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
-                const std::int64_t at_h = of_h.origin + th * of_h.apart;
-                const Range inside = of_h.positions_of(th);
-                const std::int64_t first = std::max(rows.first, inside.first), end = std::min(rows.end, inside.end);
-                if (first >= end) continue;
-                const T* const seen = read + input.index(at_d, at_h + first * of_h.stride, 0) * channels;
-                const T* const gradient = made + first * output.extents[2] * channels;
-                float* const of_row = to + (td * of_h.taps + th) * of_w.taps * groups.width * lanes;
-                for_taps<step>(of_w, [&](auto some, int tw) {
-                    for (std::int64_t j = 0; j < groups.width; j += part)
-                        add_rows<step, some>(count, j, seen, gradient, end - first, tw,
-                                             of_row + (tw * groups.width + j) * lanes);
-                });
+        float* copy = nullptr;
+        if constexpr (copied > 0 && !std::is_same_v<Count, int>)
+            if (seen_floats + made_floats <= most_copied)
+                copy = thread_room<struct CopiedBand, float>().reserve(seen_floats + made_floats);
+        if (copy) copy_made(made, rows.end - rows.first, copy + seen_floats);
+        for (std::int64_t td = deep.first; td < deep.end; ++td) {
+            // The first row that the first tap meets; it may lie outside of the image.
+            const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
+            const std::int64_t first_h = of_h.origin + rows.first * of_h.stride;
+            float* const of_plane = to + td * of_h.taps * of_w.taps * groups.width * lanes;
+            if (copy) {
+                copy_seen(read + input.index(at_d, 0, 0) * channels, first_h, rows.end - rows.first, copy);
+                add_taps<step>(count, Lines<float, true>{copy, wide_seen * copied, copied},
+                               Lines<float, true>{copy + seen_floats, of_w.count * lanes, lanes}, rows, of_plane);
+            } else {
+                const Lines<T, false> seen{read + input.index(at_d, first_h, 0) * channels, input.extents[2] * channels,
+                                           channels};
+                add_taps<reading == Reading::own ? step : 0>(count, seen, made, rows, of_plane);
             }
+        }
+    }
+
+    // Those of all taps in a plane. `seen` begins with what the first tap of the first row meets, `made` with that row.
+    template <int step, class Count, class Lines>
+    void add_taps(Count count, const Lines& seen, const Lines& made, const Range& rows, float* to) const {
+        const Axis of_h = window.axis[1], of_w = window.axis[2];
+        for (std::int64_t th = 0; th < of_h.taps; ++th) {
+            const Range inside = of_h.positions_of(th);
+            const std::int64_t first = std::max(rows.first, inside.first), end = std::min(rows.end, inside.end);
+            if (first >= end) continue;
+            const Lines from = seen.from((first - rows.first) * of_h.stride + th * of_h.apart);
+            const Lines of_rows = made.from(first - rows.first);
+            float* const of_row = to + th * of_w.taps * groups.width * lanes;
+            for_taps<step>(of_w, [&](auto some, int tw) {
+                for (std::int64_t j = 0; j < groups.width; j += part)
+                    add_rows<step, some>(count, j, from, of_rows, end - first, tw, of_row + (tw * groups.width + j) * lanes);
+            });
+        }
     }
 
     // The products of `rows` rows, for some taps and channels of each group.
-    template <int step, int some, class Count>
-    void add_rows(Count count, std::int64_t j, const T* seen, const T* gradient, std::int64_t rows, int tw,
-                  float* to) const {
+    template <int step, int some, class Count, class Element, bool whole>
+    void add_rows(Count count, std::int64_t j, Lines<Element, whole> seen, Lines<Element, whole> made, std::int64_t rows,
+                  int tw, float* to) const {
         const Axis axis = window.axis[2];
-        const std::int64_t channels = args.c, origin = axis.origin + tw * axis.apart;
-        const std::int64_t of_input = window.axis[1].stride * input.extents[2] * channels;
-        const std::int64_t of_output = output.extents[2] * channels;
+        const std::int64_t origin = (whole ? 0 : axis.origin) + tw * axis.apart;
+        const auto look = [&](std::int64_t at) {
+            return whole || is_inside(at, axis.extent) ? seen.data + at * seen.position : zeros<Element>;
+        };
+        const std::int64_t of_stride = window.axis[1].stride;
         Float total[chains][some][part];  // set one by one: as a whole, they would be set in memory
         for_sums<chains, some, part>([&](int c, int t, int k) { total[c][t][k] = Float{}; });
-        for (std::int64_t row = 0; row < rows; ++row, seen += of_input, gradient += of_output) {
+        for (std::int64_t row = 0; row < rows; ++row, seen = seen.from(of_stride), made = made.from(1)) {
             std::int64_t p = 0;
             if constexpr (step > 0) {
                 for (; p + positions <= axis.count; p += positions) {
-                    Float made[positions];
+                    Float gradient[positions];
 #pragma GCC unroll 8
-                    for (int i = 0; i < positions; ++i) made[i] = load(gradient + (p + i) * channels);
+                    for (int i = 0; i < positions; ++i) gradient[i] = load(made.data + (p + i) * made.position);
                     constexpr int columns = step * (positions - 1) + some;
 #pragma GCC unroll 16
                     for (int column = 0; column < columns; ++column) {
-                        const std::int64_t at = origin + p * step + column;
-                        const T* const from = is_inside(at, axis.extent) ? seen + at * channels : zeros<T>;
+                        const Element* const from = look(origin + p * step + column);
 #pragma GCC unroll 4
                         for (int k = 0; k < part; ++k) {
                             const Float x = groups.channel(j + k, count)(from);
 #pragma GCC unroll 4
                             for (int t = 0; t < some; ++t)
                                 if (column >= t && (column - t) % step == 0 && column - t < step * positions)
-                                    total[(column - t) / step % chains][t][k] += x * made[(column - t) / step];
+                                    total[(column - t) / step % chains][t][k] += x * gradient[(column - t) / step];
                         }
                     }
                 }
             }
             for (; p < axis.count; ++p) {
-                const Float made = load_first(gradient + p * channels, count);
+                const Float gradient = load_first(made.data + p * made.position, count);
 #pragma GCC unroll 4
                 for (int t = 0; t < some; ++t) {
-                    const std::int64_t at = origin + p * axis.stride + t * axis.apart;
-                    const T* const from = is_inside(at, axis.extent) ? seen + at * channels : zeros<T>;
+                    const Element* const from = look(origin + p * axis.stride + t * axis.apart);
 #pragma GCC unroll 4
-                    for (int k = 0; k < part; ++k) total[0][t][k] += groups.channel(j + k, count)(from) * made;
+                    for (int k = 0; k < part; ++k) total[0][t][k] += groups.channel(j + k, count)(from) * gradient;
                 }
             }
         }
@@ -148,6 +192,28 @@ class NarrowGradients {
             float* const at = to + (t * groups.width + k) * lanes;
             store(at, load(at) + sum);
         });
+    }
+
+    // A block's channels of some rows of the gradient.
+    void copy_made(const Lines<T, false>& made, std::int64_t rows, float* to) const {
+        for (std::int64_t row = 0; row < rows; ++row)
+            for (std::int64_t p = 0; p < window.axis[2].count; ++p, to += lanes)
+                store(to, load(made.data + row * made.row + p * made.position));
+    }
+
+    // What taps meet from some rows on, the first of which is row `h` of a plane of the input.
+    void copy_seen(const T* plane, std::int64_t h, std::int64_t rows, float* to) const {
+        const Axis &of_h = window.axis[1], &of_w = window.axis[2];
+        const std::int64_t last = h + (rows - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart;
+        for (; h <= last; ++h) {
+            const T* const row = plane + h * of_w.extent * args.c;
+            for (std::int64_t i = 0; i < wide_seen; ++i, to += copied) {
+                const std::int64_t w = of_w.origin + i;
+                const bool inside = is_inside(h, of_h.extent) && is_inside(w, of_w.extent);
+                for (int j = 0; j < copied; j += lanes)
+                    if (j == 0 || groups.width > lanes) store(to + j, load(inside ? row + w * args.c + j : zeros<T>));
+            }
+        }
     }
 
     template <int first, int second, int third, class Body>
@@ -182,7 +248,7 @@ class NarrowGradients {
     const std::int64_t taps, of_block;
     const Image<T> input, output;
     const bool is_large;
-    std::int64_t rows_of_band, bands_of_plane, bands, chunks;
+    std::int64_t rows_of_band, bands_of_plane, bands, chunks, wide_seen, seen_floats, made_floats;
     float* sums = nullptr;
 };
 

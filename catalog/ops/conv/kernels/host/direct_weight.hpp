@@ -15,8 +15,9 @@ class NarrowGradients {
     static constexpr int part = reading == Reading::own ? 1 : reading == Reading::elements && has_many ? 4 : 2;
     static constexpr int chains = has_many && part < 4 ? 2 : 1;
     static constexpr int blocks_per_item = reading == Reading::own ? 16 : 4;
-    // Where several channels of the input meet each of the output, a block's channels of a band are copied: in the tensors, they
-    // may be powers of two apart, and share few sets of the cache. Floats of a position of the input, of at most two vectors.
+    // Where several channels of the input meet each of the output, a block's channels of a band are copied: in the tensors,
+    // they may be powers of two apart, and share few sets of the cache. Floats of a position of the input, of at most two
+    // vectors.
     static constexpr int copied = reading == Reading::own ? 0 : reading == Reading::elements ? 2 * lanes : lanes;
     static constexpr std::int64_t most_copied = 1 << 16;
 
@@ -31,7 +32,8 @@ class NarrowGradients {
           input(args.input, of.size, args.c, 1, 0, true),
           output(args.output, of.out, args.k, 1, 0, true),
           is_large(are_large(args, input, output)) {
-        constexpr std::int64_t in_band = 64, in_chunk = 1 << 22, most_chunks = 16, enough_items = 64;  // positions, products
+        constexpr std::int64_t in_band = 64, in_chunk = 1 << 22;  // positions, products
+        constexpr std::int64_t most_chunks = 16, enough_items = 64;
         const std::int64_t planes = args.n * this->window.axis[0].count;
         const std::int64_t high = this->window.axis[1].count, wide = this->window.axis[2].count;
         rows_of_band = std::min((in_band + wide - 1) / wide, high);
@@ -42,7 +44,7 @@ class NarrowGradients {
         seen_floats = ((rows_of_band - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1) * wide_seen * copied;
         made_floats = rows_of_band * wide * lanes;
         const std::int64_t products = planes * high * wide * groups.blocks() * of_block;
-        const std::int64_t most = std::clamp<std::int64_t>(enough_items / std::max<std::int64_t>(parts(), 1), 1, most_chunks);
+        const std::int64_t most = std::clamp(enough_items / std::max<std::int64_t>(parts(), 1), std::int64_t{1}, most_chunks);
         chunks = std::clamp<std::int64_t>(products / in_chunk, 1, std::clamp<std::int64_t>(bands, 1, most));
     }
 
@@ -111,15 +113,16 @@ class NarrowGradients {
             const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
             const std::int64_t first_h = of_h.origin + rows.first * of_h.stride;
             float* const of_plane = to + td * of_h.taps * of_w.taps * groups.width * lanes;
-            if (copy) {
-                copy_seen(read + input.index(at_d, 0, 0) * channels, first_h, rows.end - rows.first, copy);
-                add_taps<step>(count, Lines<float, true>{copy, wide_seen * copied, copied},
-                               Lines<float, true>{copy + seen_floats, of_w.count * lanes, lanes}, rows, of_plane);
-            } else {
-                const Lines<T, false> seen{read + input.index(at_d, first_h, 0) * channels, input.extents[2] * channels,
-                                           channels};
-                add_taps<reading == Reading::own ? step : 0>(count, seen, made, rows, of_plane);
-            }
+            if constexpr (copied > 0)
+                if (copy) {
+                    copy_seen(read + input.index(at_d, 0, 0) * channels, first_h, rows.end - rows.first, copy);
+                    add_taps<step>(count, Lines<float, true>{copy, wide_seen * copied, copied},
+                                   Lines<float, true>{copy + seen_floats, of_w.count * lanes, lanes}, rows, of_plane);
+                    continue;
+                }
+            const Lines<T, false> seen{read + input.index(at_d, first_h, 0) * channels, input.extents[2] * channels,
+                                       channels};
+            add_taps<copied == 0 ? step : 0>(count, seen, made, rows, of_plane);
         }
     }
 

@@ -72,11 +72,11 @@ struct Groups {
     template <class Count>
     auto channel(std::int64_t j, Count count) const {
         if constexpr (reading == Reading::elements)
-            return [j](const T* from) { return splat_element(from + j); };
+            return [j](const auto* from) { return splat_element(from + j); };
         else if constexpr (reading == Reading::own)
-            return [count](const T* from) { return load_first(from, count); };
+            return [count](const auto* from) { return load_first(from, count); };
         else
-            return [count, index = first_lanes + static_cast<int>(j)](const T* from) {
+            return [count, index = first_lanes + static_cast<int>(j)](const auto* from) {
                 return permute(load_first(from, count), index);
             };
     }

@@ -127,15 +127,16 @@ class NarrowGradients {
     }
 
     // Those of all taps in a plane. `seen` begins with what the first tap of the first row meets, `made` with that row.
-    template <int step, class Count, class Lines>
-    void add_taps(Count count, const Lines& seen, const Lines& made, const Range& rows, float* to) const {
+    template <int step, class Count, class Element, bool whole>
+    void add_taps(Count count, const Lines<Element, whole>& seen, const Lines<Element, whole>& made, const Range& rows,
+                  float* to) const {
         const Axis of_h = window.axis[1], of_w = window.axis[2];
         for (std::int64_t th = 0; th < of_h.taps; ++th) {
             const Range inside = of_h.positions_of(th);
             const std::int64_t first = std::max(rows.first, inside.first), end = std::min(rows.end, inside.end);
             if (first >= end) continue;
-            const Lines from = seen.from((first - rows.first) * of_h.stride + th * of_h.apart);
-            const Lines of_rows = made.from(first - rows.first);
+            const auto from = seen.from((first - rows.first) * of_h.stride + th * of_h.apart);
+            const auto of_rows = made.from(first - rows.first);
             float* const of_row = to + th * of_w.taps * groups.width * lanes;
             for_taps<step>(of_w, [&](auto some, int tw) {
                 for (std::int64_t j = 0; j < groups.width; j += part)

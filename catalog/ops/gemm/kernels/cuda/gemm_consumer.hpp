@@ -49,8 +49,8 @@ class GemmConsumer : GemmProduct<Row> {
    private:
     static constexpr bool stores_pieces = Shape::stores_pieces && sizeof(typename Row::out) == 2;
 
-    // Code that has not run yet comes from memory. So a tile without rows is stored first, while the first stages come;
-    // with several pieces, that would take longer than these.
+    // Code that has not run yet is fetched from memory. So a tile without rows is stored first, while the first stages are
+    // loaded. With several pieces, that would take longer than the loads.
     static constexpr bool rehearses = stores_pieces && Shape::pieces == 1 && Row::scales != Scales::row;
 
     using TileScales = std::conditional_t<Shape::in_blocks, BlockScales<Row>, NoScales>;

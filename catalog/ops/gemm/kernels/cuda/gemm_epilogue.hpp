@@ -97,8 +97,8 @@ struct Elements {
 template <class Row>
 using Value = std::conditional_t<std::is_same_v<typename Row::out, std::int32_t>, std::int32_t, float>;
 
-// Elements of C in one row, from `row` and `column` on. What is `plain` is so at compile time, too: code that is passed
-// over comes from memory as well.
+// Elements of C in one row, from `row` and `column` on. `plain` is call.plain as a constant: code that is skipped would be
+// fetched from memory all the same.
 template <class Row, bool plain, class Sum, int width>
 __device__ __forceinline__ void finish(const GemmCall& call, const GemmTile& tile, int row, int column,
                                        const Sum (&sums)[width]) {

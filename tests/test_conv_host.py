@@ -213,6 +213,17 @@ def test_strides_beyond_the_image_take_no_time(catalog: Catalog) -> None:
     assert CONV.tolerances(problem, inputs)["input"].used(result, CONV.reference(problem, inputs)["input"]) <= 1
 
 
+@pytest.mark.parametrize("pad", [(1 << 14) - 5, (1 << 29) - 5])
+def test_taps_far_outside_the_image_meet_zeros(catalog: Catalog, pad: int) -> None:
+    """What a band would read of the input, with the zeros around it, is too large to be copied, or to be counted."""
+    kernel = rows(catalog, "pipeline = 'host_direct' AND family = 'bwd_weight' AND dtype = 'fp32' AND ndim = 2")[0]
+    fields: dict[str, Any] = {"size": (10, 10), "filter": (2, 2), "dilation": (2 * pad + 6,) * 2, "pad": (pad,) * 2}
+    width = kernel.algorithm.vector_c
+    problem = ConvProblem(direction="bwd_weight", n=2, c=2 * width, k=2 * width, g=2, dtype="fp32", **fields)
+    gradient = catalog.plan(problem, kernel).run(make_inputs(problem, SEED)).outputs["weight"]
+    np.testing.assert_array_equal(gradient, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_the_reference_is_pytorchs(ndim: int) -> None:

@@ -19,7 +19,7 @@ class NarrowGradients {
     // they may be powers of two apart, and share few sets of the cache. Floats of a position of the input, of at most two
     // vectors.
     static constexpr int copied = reading == Reading::own ? 0 : reading == Reading::elements ? 2 * lanes : lanes;
-    static constexpr std::int64_t most_copied = 1 << 16;
+    static constexpr std::int64_t most_copied = 1 << 16;  // floats
 
    public:
     NarrowGradients(const catalog_args& args, const Geometry& of, const Window& window, int threads)
@@ -41,8 +41,14 @@ class NarrowGradients {
         bands = planes * bands_of_plane;
         const Axis &of_h = this->window.axis[1], &of_w = this->window.axis[2];
         wide_seen = (wide - 1) * of_w.stride + (of_w.taps - 1) * of_w.apart + 1;
-        seen_floats = ((rows_of_band - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1) * wide_seen * copied;
-        made_floats = rows_of_band * wide * lanes;
+        const std::int64_t high_seen = (rows_of_band - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1;
+        // The product of both would overflow where taps are far apart.
+        copies = copied > 0 && std::max(high_seen, wide_seen) <= most_copied;
+        if (copies) {
+            seen_floats = high_seen * wide_seen * copied;
+            made_floats = rows_of_band * wide * lanes;
+            copies = seen_floats + made_floats <= most_copied;
+        }
         const std::int64_t products = planes * high * wide * groups.blocks() * of_block;
         const std::int64_t most = std::clamp(enough_items / std::max<std::int64_t>(parts(), 1), std::int64_t{1}, most_chunks);
         chunks = std::clamp<std::int64_t>(products / in_chunk, 1, std::clamp<std::int64_t>(bands, 1, most));
@@ -105,8 +111,7 @@ class NarrowGradients {
         }
         float* copy = nullptr;
         if constexpr (copied > 0 && !std::is_same_v<Count, int>)
-            if (seen_floats + made_floats <= most_copied)
-                copy = thread_room<struct CopiedBand, float>().reserve(seen_floats + made_floats);
+            if (copies) copy = thread_room<struct CopiedBand, float>().reserve(seen_floats + made_floats);
         if (copy) copy_made(made, rows.end - rows.first, copy + seen_floats);
         for (std::int64_t td = deep.first; td < deep.end; ++td) {
             // The first row that the first tap meets; it may lie outside of the image.
@@ -252,7 +257,8 @@ class NarrowGradients {
     const std::int64_t taps, of_block;
     const Image<T> input, output;
     const bool is_large;
-    std::int64_t rows_of_band, bands_of_plane, bands, chunks, wide_seen, seen_floats, made_floats;
+    std::int64_t rows_of_band, bands_of_plane, bands, chunks, wide_seen, seen_floats = 0, made_floats = 0;
+    bool copies;  // a block's channels of a band
     float* sums = nullptr;
 };
 

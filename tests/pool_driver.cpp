@@ -8,6 +8,8 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -136,6 +138,41 @@ void forked_amid() {
     others.join();
 }
 
+// An OpenMP runtime of four threads.
+int four() { return 4; }
+
+catalog_pool* pool_of(void (*parallel)(void (*)(void*), void*, unsigned, unsigned)) {
+    return catalog_openmp_pool(reinterpret_cast<void*>(parallel), reinterpret_cast<void*>(&four));
+}
+
+unsigned asked = 0;
+
+void run_four(void (*body)(void*), void* of, unsigned threads, unsigned) {
+    asked = threads;
+    at_once(threads ? static_cast<int>(threads) : four(), [&](int) { body(of); });
+}
+
+// A launch leaves the size of a team to the runtime, unless more threads are wanted, and uses no more than are wanted.
+void team() {
+    Args args;
+    args.pool = pool_of(&run_four);
+    for (const unsigned threads : {2U, 3U, 4U, 9U}) {
+        std::atomic<int> computed = 0;
+        std::mutex mutex;
+        std::set<std::thread::id> seen;
+        parallel_for(args, static_cast<int>(threads), 50, [&](std::int64_t) {
+            work(100), ++computed;
+            const std::lock_guard<std::mutex> lock(mutex);
+            seen.insert(std::this_thread::get_id());
+        });
+        require(computed == 50, "a share was not computed once");
+        require(seen.size() <= threads, "a launch uses more threads than it may");
+        openmp_pool.own_until = 0;  // however late the team's threads were
+        parallel_for(args, static_cast<int>(threads), 2, [&](std::int64_t) { work(100); });
+        require(asked == (threads > 4 ? threads : 0), "a launch changes the size of the team");
+    }
+}
+
 // The environment of floating point is the caller's on every thread.
 void environment() {
     std::fesetround(FE_UPWARD);
@@ -156,7 +193,7 @@ void run_team(void (*body)(void*), void* of, unsigned, unsigned) {
 
 void launch_beside(int microseconds = 0) {
     Args args;
-    args.pool = catalog_openmp_pool(reinterpret_cast<void*>(&run_team));
+    args.pool = pool_of(&run_team);
     parallel_for(args, 3, 9, [&](std::int64_t) { work(microseconds); });
 }
 
@@ -239,8 +276,8 @@ void raced() {
 const std::map<std::string, void (*)()> scenarios{
     {"launches", launches}, {"nodes", nodes},   {"many", many},       {"nested", nested},
     {"resized", resized},   {"forked", forked}, {"amid", forked_amid}, {"environment", environment},
-    {"late", late},         {"slower", slower}, {"idle", idle},       {"ended", ended},
-    {"thrown", thrown},     {"raced", raced},
+    {"team", team},         {"late", late},     {"slower", slower},    {"idle", idle},
+    {"ended", ended},       {"thrown", thrown}, {"raced", raced},
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ import catalog
 from catalog.build.targets import BUILD_DIR
 
 DRIVER = Path(__file__).with_name("pool_driver.cpp")
-SCENARIOS = ["launches", "nodes", "many", "nested", "resized", "forked", "amid", "environment", "ended"]
+SCENARIOS = ["launches", "nodes", "many", "nested", "resized", "team", "forked", "amid", "environment", "ended"]
 TEAMS = ["late", "slower"]
 SANITIZERS = {
     "none": ("g++",),
@@ -134,7 +134,8 @@ torch.set_num_threads(3)
 a = torch.randn(500, 500)
 a @ a
 catalog = Catalog(sys.argv[1], num_threads=3)
-bound = catalog.select(Problem(batch=2, nhead_q=4, seqlen_q=64, hdim_q=32, dtype="fp32")).bind()
+problem = Problem(batch=2, nhead_q=4, seqlen_q=64, hdim_q=32, dtype="fp32")
+bound = catalog.select(problem).bind()
 before = threads()
 bound.launch()
 assert threads() == before, (before, threads())
@@ -142,6 +143,12 @@ for _ in range(5):
     bound.launch()
     a @ a
 assert threads() in (before, before + 2)  # the pool's own two threads take over where other processes keep the cores
+team = set(os.listdir("/proc/self/task"))
+of_two = Catalog(sys.argv[1], num_threads=2).select(problem).bind()
+for _ in range(5):
+    of_two.launch()
+    a @ a
+assert team <= set(os.listdir("/proc/self/task"))  # a smaller launch ends none of PyTorch's threads
 expected = bound.outputs["o"].copy()
 if (child := os.fork()) == 0:  # PyTorch's runtime has no threads here
     bound.outputs["o"][:] = 0

@@ -1,6 +1,9 @@
 // The threads of an OpenMP runtime that the process computes with anyway, such as PyTorch's, as a pool. After its own work
 // such a runtime keeps its threads spinning for milliseconds, and threads of another pool would get no core meanwhile.
 //
+// A runtime ends threads that a team has no use for, and starts them again for a larger one, which takes longer than small
+// launches do. So a launch asks for the team that the others have, too, and leaves threads idle that it does not need.
+//
 // But a launch waits until each of them has had a core. Where that takes long, because threads of others keep the cores,
 // the library's own pool computes for a while, unless that turns out to be slower.
 #pragma once
@@ -17,11 +20,14 @@ class OpenMPPool : public catalog_pool {
    public:
     // GOMP_parallel of GNU's runtime, which LLVM's and Intel's have, too: calls what it is given on each thread.
     using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+    // omp_get_max_threads: of a team for which no number is given.
+    using MaxThreads = int (*)();
 
     constexpr OpenMPPool() : catalog_pool{&OpenMPPool::enter} {}
 
     // Null: the library's own pool computes. So it is in a forked child, where the runtime has lost its threads.
     std::atomic<Parallel> parallel{nullptr};
+    std::atomic<MaxThreads> max_threads{nullptr};
 
    private:
     using Body = void (*)(void* context, std::int64_t share);
@@ -34,13 +40,17 @@ class OpenMPPool : public catalog_pool {
         void* context;
         std::int64_t threads, shares;
         std::int64_t begin;
+        const pthread_t caller = pthread_self();
         std::fenv_t environment{};
+        std::atomic<std::int64_t> others{0};  // threads that have come, without the caller's
         std::atomic<std::int64_t> next{0};
         std::atomic<std::int64_t> computing{0};         // the time of all shares
         std::atomic<std::int64_t> longest{0};           // that of the longest share of a thread that kept its core
         std::atomic<std::int64_t> cut{0}, cut_time{0};  // threads that lost it, and the time of the longest share of each
 
         void compute_shares() {
+            if (!pthread_equal(pthread_self(), caller) && others.fetch_add(1, std::memory_order_relaxed) >= threads - 1)
+                return;
             std::int64_t share = next.fetch_add(1, std::memory_order_relaxed);
             if (share >= shares) return;
             std::fesetenv(&environment);
@@ -98,8 +108,9 @@ class OpenMPPool : public catalog_pool {
         } else {
             Launch launch{body, context, std::clamp<std::int64_t>(shares, 1, std::max(threads, 1)), shares, begin};
             std::fegetenv(&launch.environment);
-            with_team([](void* of) { static_cast<Launch*>(of)->compute_shares(); }, &launch,
-                      static_cast<unsigned>(launch.threads), 0);
+            const int team = threads <= max_threads.load(std::memory_order_relaxed)() ? 0 : threads;
+            with_team([](void* of) { static_cast<Launch*>(of)->compute_shares(); }, &launch, static_cast<unsigned>(team),
+                      0);
             judge(launch);
         }
     }
@@ -160,8 +171,11 @@ extern "C" __attribute__((visibility("default"), used)) inline catalog_pool* cat
     return &catalog::host::own_pool;
 }
 
-// The threads of an OpenMP runtime of the process, whose GOMP_parallel is given.
-extern "C" __attribute__((visibility("default"), used)) inline catalog_pool* catalog_openmp_pool(void* gomp_parallel) {
-    catalog::host::openmp_pool.parallel = reinterpret_cast<catalog::host::OpenMPPool::Parallel>(gomp_parallel);
-    return &catalog::host::openmp_pool;
+// The threads of an OpenMP runtime of the process, whose GOMP_parallel and omp_get_max_threads are given.
+extern "C" __attribute__((visibility("default"), used)) inline catalog_pool* catalog_openmp_pool(void* gomp_parallel,
+                                                                                                 void* max_threads) {
+    using catalog::host::openmp_pool, catalog::host::OpenMPPool;
+    openmp_pool.max_threads = reinterpret_cast<OpenMPPool::MaxThreads>(max_threads);
+    openmp_pool.parallel = reinterpret_cast<OpenMPPool::Parallel>(gomp_parallel);
+    return &openmp_pool;
 }

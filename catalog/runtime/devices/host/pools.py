@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _OPENMP = re.compile(r"/lib(?:gomp|iomp5|omp)\b[^/]*$")
 """The files of OpenMP runtimes: GNU's, Intel's, LLVM's."""
 
+_FUNCTIONS = ("GOMP_parallel", "omp_get_max_threads")
+
 _first: LoadedKernel | None = None
 
 
@@ -42,14 +44,15 @@ def process_pool() -> int | None:
 @cache
 def _beside_torch() -> int | None:
     assert _first is not None  # noqa: S101 - asked by process_pool() only
-    parallel = _parallel_of_torch()
-    if parallel is None or _first.openmp_pool is None or forks():  # a forked child's runtime has lost its threads
+    runtime = _runtime_of_torch()
+    if runtime is None or _first.openmp_pool is None or forks():  # a forked child's runtime has lost its threads
         return _first.pool
-    return _first.openmp_pool(parallel)
+    parallel, max_threads = (ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _FUNCTIONS)
+    return _first.openmp_pool(parallel or 0, max_threads or 0)
 
 
-def _parallel_of_torch() -> int | None:
-    """The address of ``GOMP_parallel`` of the OpenMP runtime that PyTorch computes with; None if that is not known."""
+def _runtime_of_torch() -> ctypes.CDLL | None:
+    """The OpenMP runtime that PyTorch computes with; None if that is not known, or has other functions."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux
@@ -64,6 +67,4 @@ def _parallel_of_torch() -> int | None:
         runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
         return None
-    if not hasattr(runtime, "GOMP_parallel"):
-        return None
-    return ctypes.cast(runtime.GOMP_parallel, ctypes.c_void_p).value
+    return runtime if all(hasattr(runtime, name) for name in _FUNCTIONS) else None

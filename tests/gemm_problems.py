@@ -58,9 +58,12 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:
 
 
 def tensors_of(problem: GemmProblem, rng: random.Random) -> tuple[dict[str, Array], Array, Array]:
-    """Inputs with any strides; C, whose elements are NaN unless they are inputs; and the memory around C."""
+    """Inputs with any strides and NaN between rows; C, of NaN unless it is an input; and the memory around C."""
     inputs = make_inputs(problem, rng.randrange(100))
-    spread = {name: (array if array.ndim == 1 else _spread(array, rng)[0]) for name, array in inputs.items()}
+    spread = {
+        name: (array if array.ndim == 1 else _spread(array, rng, POISON if array.dtype.kind == "i" else np.nan)[0])
+        for name, array in inputs.items()
+    }
     if problem.batch and rng.random() < 0.3:  # one A for all products
         spread["a"] = np.broadcast_to(spread["a"][:1], spread["a"].shape)
     poison = POISON if problem.is_integer else np.nan
@@ -75,11 +78,13 @@ def is_intact(c: Array, around: Array) -> bool:
     return bool(np.all(around == np.asarray(POISON, around.dtype)))
 
 
-def _spread(array: Array, rng: random.Random) -> tuple[Array, Any]:
+def _spread(array: Array, rng: random.Random, between: float = POISON) -> tuple[Array, Any]:
     """A copy with gaps between its rows and matrices, and the memory that it is in."""
     *outer, inner = array.shape
     gaps = [rng.choice((0, 1, 3)) for _ in outer]
-    around = np.full([*(extent + gap for extent, gap in zip(outer, gaps, strict=True)), inner + 2], POISON, array.dtype)
+    around = np.full(
+        [*(extent + gap for extent, gap in zip(outer, gaps, strict=True)), inner + 2], between, array.dtype
+    )
     view = around[(*(slice(extent) for extent in outer), slice(1, inner + 1))]
     view[...] = array
     return view, around

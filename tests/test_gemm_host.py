@@ -345,26 +345,30 @@ def test_a_reference_that_does_not_fit_is_refused_before_the_run(
 
 @pytest.mark.parametrize("amx_bf16", [False, True])
 def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are multiplied in AMX tiles where the CPU has them for the type. A short depth, or a B that stays in the
-    cache, is not worth a stream along B's columns. Without AVX2, a stream across them converts fp8 for every four rows.
+    """Few rows by a B from memory, or fewer by one that stays in the cache. With AMX, tiles stream columns of B and
+    multiply all other products. A short depth is not worth a stream along columns.
     """
-    in_tiles = amx_bf16 and ARCHES[0] == "x86_64_v4"
+    in_tiles, newest, old = amx_bf16 and ARCHES[0] == "x86_64_v4", ARCHES[0] == "x86_64_v4", ARCHES[0] == "x86_64_v3"
     monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())
-    many = "host_amx" if in_tiles else "host_panel"
-    few = 48 if ARCHES[0] == "x86_64_v3" else 16
-    for m, pipeline in ((1, "host_stream"), (few, "host_stream"), (few + 1, many), (4096, many)):
+    many, streamed = ("host_amx" if in_tiles else "host_panel"), ("host_amx" if in_tiles else "host_stream")
+    few = 64 if newest else 48 if old else 16
+    for m, pipeline in ((1, "host_stream"), (4, streamed), (few, streamed), (few + 1, many), (4096, many)):
         (best,) = catalog.candidates(GemmProblem(m=m, n=4096, k=4096, dtype="bf16"), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline
     for sizes, pipeline in (
         ({"m": 65, "k": 4096, "dtype": "int8"}, "host_panel"),
-        ({"m": 17, "k": 4096, "dtype": "int8"}, "host_stream" if ARCHES[0].startswith("x86_64") else "host_panel"),
-        ({"m": 4, "k": 64, "dtype": "bf16"}, "host_stream"),
+        ({"m": 17, "k": 4096, "dtype": "int8"}, "host_stream" if newest or old else "host_panel"),
+        ({"m": 4, "k": 65, "dtype": "bf16"}, "host_stream"),
+        ({"m": 4, "k": 64, "dtype": "bf16"}, streamed),
         ({"m": 4, "k": 63, "dtype": "bf16"}, many),
         ({"m": 9, "n": 256, "k": 1023, "dtype": "bf16"}, many),
+        ({"m": 17, "n": 1024, "k": 1024, "dtype": "bf16"}, many),
         ({"m": 4, "k": 64, "dtype": "fp32"}, "host_stream"),
+        ({"m": 24, "n": 1024, "k": 1024, "dtype": "fp32"}, "host_stream" if newest else "host_panel"),
         ({"m": 16, "k": 16, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
         ({"m": 4, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream"),
-        ({"m": 5, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream" if ARCHES[0] == "x86_64_v3" else many),
+        ({"m": 5, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream" if newest or old else many),
+        ({"m": 9, "n": 1024, "k": 1024, "dtype": "fp32", "layout": "rrr"}, "host_panel" if newest else "host_stream"),
         ({"m": 5, "k": 4096, "dtype": "fp8", "layout": "rrr"}, "host_stream"),
     ):
         (best,) = catalog.candidates(GemmProblem(**{"n": 4096} | sizes), limit=1)

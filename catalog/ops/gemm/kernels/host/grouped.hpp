@@ -6,6 +6,7 @@
 
 #include "panel.hpp"
 #include "stream.hpp"
+#include "tile_stream.hpp"
 
 namespace catalog::host {
 
@@ -90,6 +91,8 @@ class GroupedProduct {
             of_part.scale_b.data = data_of<float>(args.scale_b, of_m ? group : 0) + of_column;
         }
         if (args.bias.data) of_part.bias.data = data_of<Element>(args.bias, 0) + column;
+        if constexpr (TileStream<Row, Unit>::exists)
+            if (TileStream<Row, Unit>::takes(of_part)) return TileStream<Row, Unit>(of_part, 0, 1).run();
         if (of_part.m <= few_rows) return StreamProduct<OfFewRows, StreamUnit>(of_part, 0, 1).run();
         return PanelProduct<Row, Unit>(of_part, 0, 1).run();
     }

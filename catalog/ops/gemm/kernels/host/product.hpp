@@ -11,15 +11,15 @@ template <class Row, class Unit>
 using Product = std::conditional_t<Row::streams, StreamProduct<Row, Unit>, PanelProduct<Row, Unit>>;
 
 // A batch of small products is divided among threads by products, other work within each.
-template <class Row, class Unit>
+template <class One>
 inline catalog_status multiply(const catalog_args& args) {
     const double work = work_of(args);
     const int threads = work * static_cast<double>(args.batch) < small_work ? 1 : threads_for(args);
-    const bool by_products = args.batch > 1 && (work < small_work || Product<Row, Unit>::tiles(args) < threads);
+    const bool by_products = args.batch > 1 && (work < small_work || One::tiles(args) < threads);
     const int inside = by_products ? 1 : threads;
     std::atomic<catalog_status> status = CATALOG_OK;
     parallel_for(args, by_products ? threads : 1, args.batch, [&](std::int64_t batch) {
-        const catalog_status of_one = Product<Row, Unit>(args, batch, inside).run();
+        const catalog_status of_one = One(args, batch, inside).run();
         if (of_one != CATALOG_OK) status = of_one;
     });
     return status;
@@ -27,12 +27,11 @@ inline catalog_status multiply(const catalog_args& args) {
 
 template <class Row, class Unit>
 inline catalog_status multiply_all(const catalog_args& args) {
-    if constexpr (Row::grouped)
-        return GroupedProduct<Row, Unit>(args).run();
-    else if (args.num_splits > 1)
-        return SplitProduct<Row, Unit, Product<Row, Unit>>(args).run();
-    else
-        return multiply<Row, Unit>(args);
+    if constexpr (Row::grouped) return GroupedProduct<Row, Unit>(args).run();
+    if (args.num_splits > 1) return SplitProduct<Row, Unit, Product<Row, Unit>>(args).run();
+    if constexpr (TileStream<Row, Unit>::exists)
+        if (TileStream<Row, Unit>::takes(args)) return multiply<TileStream<Row, Unit>>(args);
+    return multiply<Product<Row, Unit>>(args);
 }
 
 template <class Row>

@@ -59,7 +59,7 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
         elif signature.family == "depthwise":
             fields |= {"c": g, "k": g}
         else:
-            fields |= {name: g * rng.choice((1, 2, 4, 7, 16, 33, 70)) for name in "ck"}
+            fields |= {name: g * rng.choice((1, 2, 4, 7, 16, 33, 64, 70)) for name in "ck"}
         try:
             return ConvProblem(
                 direction=signature.direction.value,

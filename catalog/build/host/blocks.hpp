@@ -102,7 +102,7 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
     }
 };
 
-// The same in tiles, into which A is copied.
+// The same in tiles.
 template <class Row, class Unit>
 struct TileBlocks : BlockSizes<Row, Unit> {
     using BlockSizes<Row, Unit>::step, BlockSizes<Row, Unit>::panel, BlockSizes<Row, Unit>::factors;
@@ -110,40 +110,50 @@ struct TileBlocks : BlockSizes<Row, Unit> {
     static_assert(lanes == tile_units && step % whole == 0 && Row::tile_m % tile_rows == 0, "blocks are whole tiles");
     static_assert(Row::warp_tile_m == 2 * tile_rows && panel == 2 * tile_units, "a register block is two tiles by two");
 
-    static constexpr std::int64_t a_step = Row::tile_m * step;
+    // As of VectorBlocks.
+    static constexpr int a_row = step + 16;
+    static constexpr std::int64_t a_step = Row::tile_m * a_row;
 
     template <class T>
     static constexpr std::int64_t plain_distance() {
-        return 0;
+        return Row::a_along && holds_neighbours<Unit, T> ? a_row * factors : 0;
     }
 
     using State = amx::Tiles;
 
+    // Rows of A: packed ones, or those of a matrix.
+    static constexpr bool any_distance = true;
+    struct RowsOfA {
+        const Unit* data;
+        std::ptrdiff_t apart;
+
+        RowsOfA(const Unit* data, std::ptrdiff_t apart = a_row) : data(data), apart(apart) {}
+    };
+
+    static RowsOfA packed(const Unit* a) { return a; }
+
     // Rows of a tile after the last one stay as they are: so do their sums, which nobody reads.
     template <class Source>
     static void pack_a(Source from, int rows, std::int64_t depth, Unit* to) {
-        constexpr int deep = whole * factors;
-        for (int row = 0; row < rows; row += tile_rows)
-            for (std::int64_t k = 0; k < depth; k += deep)
-                pack_tile(from.from(row, k), std::min(rows - row, tile_rows), std::min<std::int64_t>(depth - k, deep),
-                          to + row * step + k / factors * tile_rows);
-    }
-
-    template <class Source>
-    static void pack_tile(Source from, int rows, std::int64_t depth, Unit* to) {
         using Read = ReadUnit<Unit>;
-        pack_rows(from, rows, depth, reinterpret_cast<Read*>(to), tile_units);
-        if constexpr (!std::is_same_v<Read, Unit>)
-            for (int row = 0; row < rows; ++row, to += tile_units) store_read(to, load(to), tile_rows * tile_units);
+        if constexpr (std::is_same_v<Read, Unit>) {
+            pack_rows(from, rows, depth, to, a_row);
+        } else {
+            constexpr int deep = whole * factors;
+            for (std::int64_t k = 0; k < depth; k += deep, to += whole) {
+                pack_rows(from.from(0, k), rows, std::min<std::int64_t>(depth - k, deep), reinterpret_cast<Read*>(to), a_row);
+                for (int row = 0; row < rows; ++row) store_read(to + row * a_row, load(to + row * a_row), tile_units);
+            }
+        }
     }
 
     template <int row_s, class Sum>
-    static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums) {
+    static void multiply(bool adds, RowsOfA a, int first, int rows, const Unit* b, int depth, Sum* sums) {
         const auto multiply_all = [&](auto adding) {
             for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
-                multiply_tiles<adding, down, 2, down * tile_rows * step>(
-                    a + (first + tile * tile_rows) * step, contiguous_tiles(step), b, panel, depth,
-                    sums + tile * tile_rows * row_s, row_s);
+                multiply_tiles<adding, down, 2, true>(a.data + (first + tile * tile_rows) * a.apart,
+                                                      tiles_of_rows(a.apart), b, panel, depth,
+                                                      sums + tile * tile_rows * row_s, row_s);
             });
         };
         if (adds)
@@ -152,7 +162,7 @@ struct TileBlocks : BlockSizes<Row, Unit> {
             multiply_all(std::false_type{});
     }
 
-    static const Unit* at_depth(const Unit* a, int depth) { return a + depth * tile_rows; }
+    static const Unit* at_depth(const Unit* a, int depth) { return a + depth; }
 
     template <int row_s, class FactorOf>
     static void multiply_scaled(const Unit* a, int first, int rows, const Unit* b, int depth, float* sums,
@@ -160,8 +170,8 @@ struct TileBlocks : BlockSizes<Row, Unit> {
         using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
         for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
             alignas(64) Sum product[down * tile_rows * panel];
-            multiply_tiles<false, down, 2>(a + (first + tile * tile_rows) * step, contiguous_tiles(step), b, panel,
-                                           depth, product, panel);
+            multiply_tiles<false, down, 2>(a + (first + tile * tile_rows) * a_row, tiles_of_rows(a_row), b, panel, depth,
+                                           product, panel);
             for (int i = tile * tile_rows; i < std::min(rows, (tile + down) * tile_rows); ++i) {
                 const float factor = factor_of(i);
                 const Sum* const from = product + (i - tile * tile_rows) * panel;

@@ -19,11 +19,6 @@ struct TileOrder {
 // Tiles of rows that are `stride` units apart.
 constexpr TileOrder tiles_of_rows(std::ptrdiff_t stride) { return {stride, tile_rows * stride, tile_units}; }
 
-// Contiguous tiles: those of 16 rows and `depth` units after each other, then those of the next rows.
-constexpr TileOrder contiguous_tiles(std::ptrdiff_t depth) {
-    return {tile_units, tile_rows * depth, tile_rows * tile_units};
-}
-
 // Units along the depth that are multiplied together.
 template <class Unit>
 inline constexpr int whole_units = (std::is_same_v<Unit, SplitHalf> ? 2 : 1) * tile_units;
@@ -79,9 +74,9 @@ inline void multiply_parts(const SplitHalf* a, TileOrder of_a, const SplitHalf* 
 }
 
 // C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
-// a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. While a tile of A is
-// multiplied, the one `ahead` units after it is prefetched, unless `ahead` is 0.
-template <bool adds, int down, int across, int ahead = 0, PartProducts parts = PartProducts::all, class Unit, class Sum>
+// a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. `goes_on`: while a
+// tile of A is multiplied, the one of the next rows is prefetched.
+template <bool adds, int down, int across, bool goes_on = false, PartProducts parts = PartProducts::all, class Unit, class Sum>
 inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
                            std::ptrdiff_t ldc) {
     static_assert(down >= 1 && down <= 2 && across >= 1 && across <= 2, "four tiles of C, two of A, two of B");
@@ -93,9 +88,9 @@ inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::pt
         if constexpr (down > 1 && across > 1) visit(std::integral_constant<int, 3>{}, c + tile_rows * ldc + tile_rows);
     };
     const auto prefetch_tile = [&](const Unit* tile) {
-        if constexpr (ahead > 0) {
+        if constexpr (goes_on) {
 #pragma GCC unroll 16
-            for (int row = 0; row < tile_rows; ++row) prefetch(tile + ahead + row * of_a.row);
+            for (int row = 0; row < tile_rows; ++row) prefetch(tile + down * of_a.down + row * of_a.row);
         }
     };
     each_of_c([&](auto tile, [[maybe_unused]] const Sum* from) {

@@ -108,15 +108,22 @@ class ImageOfRows {
         const auto copy = [&](auto copy_one) {
             for (; i < last; ++i, source += step * image.all_channels) copy_one(source, to + i * stride);
         };
-        constexpr std::int64_t chunk = vector_bytes / sizeof(T);
         const std::int64_t count = end - begin;
-        if (chunk <= count && count <= 2 * chunk)  // as the 7 x 3 elements of a first layer
+        // Short pieces, as the 7 x 3 elements of a first layer, are a chunk from their begin and one to their end.
+        const auto copy_short = [&](auto size) {
+            constexpr std::size_t bytes = size;
+            constexpr std::int64_t chunk = bytes / sizeof(T);
+            if (count < chunk || count > 2 * chunk) return false;
             copy([back = count - chunk](const T* one, T* there) {
-                std::memcpy(there, one, vector_bytes);
-                std::memcpy(there + back, one + back, vector_bytes);
+                std::memcpy(there, one, bytes);
+                std::memcpy(there + back, one + back, bytes);
             });
-        else
-            copy([count](const T* one, T* there) { copy_elements(one, count, there); });
+            return true;
+        };
+        const bool copied = copy_short(std::integral_constant<int, vector_bytes>{}) ||
+                            copy_short(std::integral_constant<int, vector_bytes / 2>{}) ||
+                            copy_short(std::integral_constant<int, vector_bytes / 4>{});
+        if (!copied) copy([count](const T* one, T* there) { copy_elements(one, count, there); });
         for (; i < positions; ++i) copy_piece(from, d, h, w + i * step, begin, end, to + i * stride);
     }
 

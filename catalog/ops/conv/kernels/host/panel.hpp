@@ -75,7 +75,7 @@ class WindowProduct {
     // Whether the result is rows of channels, of which register blocks may store whole lines themselves.
     static constexpr bool makes_rows = last && direction != Direction::bwd_weight && !Row::in_tiles && panel > lanes;
     // The depth up to which rows of a matrix are multiplied in place: longer ones come from memory too late.
-    static constexpr int most_in_place = 128;
+    static constexpr int most_in_place = Row::in_tiles ? 512 : 128;
     static constexpr int widest = std::max(tile_m, panel), gap = 16;
     template <class Of>
     static constexpr int room_stride = (Of::along ? tile_k : widest) + gap;
@@ -249,7 +249,7 @@ class WindowProduct {
             T* const room = plain ? reinterpret_cast<T*>(to) : scratch.room;
             const auto from = part<A>(matrix, row, count, at, room, plain ? plain : room_stride<A>);
             if (!plain || from.data != room) return Block::pack_a(from, count, depth_of(at), to);
-            const int depth = static_cast<int>(depth_of(at)), whole = round_up(depth, factors);
+            const int depth = static_cast<int>(depth_of(at)), whole = round_up(depth, factors * Block::whole);
             if (A::along && whole > depth)
                 for (int i = 0; i < count; ++i) std::fill(room + i * plain + depth, room + i * plain + whole, T{});
         };
@@ -271,23 +271,26 @@ class WindowProduct {
             for (std::int64_t i = 0; i < depth_of(at); ++i) std::fill(room + i * panel + count, room + (i + 1) * panel, T{});
     }
 
-    // Rows of a tile of A: in place, or packed.
-    auto rows_of_a(Scratch& scratch, const Tile& tile) const {
-        if constexpr (Block::any_distance && std::is_same_v<Unit, T>) {
-            if (k <= most_in_place) {
+    // A step of the rows of a tile of A: in place, or packed.
+    auto rows_of_a(Scratch& scratch, const Tile& tile, std::int64_t at) const {
+        if constexpr (Block::template plain_distance<T>() > 0 && Block::any_distance) {
+            const bool whole = k % (factors * Block::whole) == 0 && (!Row::in_tiles || tile.rows % lanes == 0);
+            if (k <= most_in_place && whole) {
                 const auto matrix = this->template matrix<typename A::Matrix>(tile.group);
-                const auto from = part<A>(matrix, tile.row, tile.rows, 0, scratch.a, Block::a_row);
-                return typename Block::RowsOfA{from.data, from.stride};
+                const auto from = part<A>(matrix, tile.row, tile.rows, at, reinterpret_cast<T*>(scratch.a),
+                                          Block::template plain_distance<T>());
+                if (from.stride % factors == 0)
+                    return typename Block::RowsOfA{reinterpret_cast<const Unit*>(from.data), from.stride / factors};
             }
         }
-        pack_a(scratch, tile.group, tile.row, tile.rows, 0, scratch.a);
+        pack_a(scratch, tile.group, tile.row, tile.rows, at, scratch.a);
         return Block::packed(scratch.a);
     }
 
     // The sums of a tile whose depth is one step become rows of the result, those of a panel that is not whole by way of
     // the sums. Not inlined: in one function with multiply_tile(), g++ keeps sums in memory.
     __attribute__((noinline)) void store_panels(Scratch& scratch, Tile tile, const Unit* kept) const {
-        const auto a = rows_of_a(scratch, tile);
+        const auto a = rows_of_a(scratch, tile, 0);
         const Image<Result> image = result(tile.group);
         const std::int64_t apart = image.all_channels;
         for (; tile.columns > 0; tile.column += panel, tile.columns -= panel) {
@@ -312,8 +315,14 @@ class WindowProduct {
         if (first_step == end_step)
             for (int i = 0; i < tile.rows; ++i) std::fill_n(sums + i * row_s, width, Sum{});
         for (std::int64_t at = first_step; at < end_step; ++at) {
-            const Unit* a = kept + (tile.row / tile_m * steps + at) * a_step;
-            if constexpr (!A::kept) pack_a(scratch, tile.group, tile.row, tile.rows, at, scratch.a), a = scratch.a;
+            const auto a = [&] {
+                if constexpr (A::kept)
+                    return kept + (tile.row / tile_m * steps + at) * a_step;
+                else if constexpr (Row::in_tiles)
+                    return rows_of_a(scratch, tile, at);
+                else
+                    return pack_a(scratch, tile.group, tile.row, tile.rows, at, scratch.a), scratch.a;
+            }();
             for (int j = 0; j < width; j += panel) {
                 const Unit* b = kept + (tile.column + j) * units + at * step * panel;
                 if constexpr (!B::kept) pack_b(scratch, tile.group, tile.column + j, at, scratch.b), b = scratch.b;

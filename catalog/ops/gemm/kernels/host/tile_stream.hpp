@@ -20,7 +20,7 @@ class TileStream {
     static constexpr int most_across = 2;           // tiles beside each other that rows of A fill
     static constexpr int chunk = 256;               // units of a column that stay in L1 until all rows are multiplied
     static constexpr std::int64_t at_once = 128;    // rows of A, whose sums stay in L1
-    static constexpr std::int64_t most_rows = 256;  // with more, it takes less time to pack B
+    static constexpr std::int64_t most_rows = 512;  // with more, it takes less time to pack B
 
     struct Scratch {
         static constexpr int row_s = columns + 16, width = most_across * tile_rows;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from catalog.backends import HOST
 from catalog.build import targets
 from catalog.build.describe import describe
+from catalog.cli import progress
 from catalog.ops.attention.kernels.host import emit as host
 from catalog.ops.attention.problem import Problem
 from catalog.registry import timings
@@ -293,7 +295,11 @@ def test_a_plan_says_what_it_was_chosen_by(catalog: Catalog) -> None:
     assert "Static order" in catalog.select(small(dtype="bf16")).explain(limit=1).about
 
 
-def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_path: Path) -> None:
+def test_the_command_tunes_a_problem_and_a_file_of_them(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose output goes to a file says how far it is."""
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0)
     shapes = tmp_path / "mine.yaml"
     shapes.write_text(
         "about: two small ones\ngrids:\n  - name: mine\n    about: small\n    category: prefill\n"
@@ -306,6 +312,7 @@ def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_pa
         rows = json.loads(done.stdout)
         assert [row["kernels"] for row in rows] == [2] * tuned
         assert message in done.stderr
+        assert re.findall(r"^tuning: (\d of 2), .", done.stderr, re.MULTILINE) == ["1 of 2", "2 of 2"][:tuned]
     wrong = command.catalog("tune", "--candidates", "2", "--misses", "--shapes", "smoke", db=catalog.path)
     assert wrong.returncode == 2
     assert "give exactly one of" in wrong.stderr

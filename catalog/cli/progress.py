@@ -1,4 +1,4 @@
-"""Progress bars of the command line, on stderr and only on a terminal."""
+"""Progress of the command line, on stderr: bars on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING
 
 from catalog.build.notices import shown_elsewhere
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+
+LOG_EVERY_S = 10.0
+"""The least time between two lines that stand for a bar in a file."""
 
 
 @contextmanager
@@ -41,8 +45,13 @@ def each_timed(what: str, total: int) -> Iterator[tuple[Callable[[int, str], Non
 
     about = TextColumn("{task.description}", markup=False)
     with shown_elsewhere(), _bar(what, TextColumn("left:"), TimeRemainingColumn(), about) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done, last: progress.update(task, completed=done, description=last[:60]), _line(progress)
+        task, log = progress.add_task("", total=total), _Log(progress, what, total)
+
+        def advance(done: int, last: str) -> None:
+            progress.update(task, completed=done, description=last[:60])
+            log(done, last)
+
+        yield advance, _line(progress)
 
 
 @contextmanager
@@ -61,11 +70,13 @@ def each_built(total: int, at_once: int) -> Iterator[tuple[Callable[[bool], None
             return Text(f"left: {pace.left_text(int(task.remaining or 0), time.monotonic())}")
 
     with _bar("building", Left()) as progress:
-        task = progress.add_task("", total=total)
+        task, log, ended = progress.add_task("", total=total), _Log(progress, "building", total), count(1)
 
         def advance(compiled: bool) -> None:
-            pace.ended(time.monotonic(), compiled=compiled)
-            progress.update(task, advance=1)
+            now, done = time.monotonic(), next(ended)
+            pace.ended(now, compiled=compiled)
+            progress.update(task, completed=done)
+            log(done, f"left: {pace.left_text(total - done, now)}")
 
         yield advance, _line(progress)
 
@@ -80,6 +91,20 @@ def _bar(what: str, *more: ProgressColumn) -> Progress:
 
 def _line(progress: Progress) -> Callable[[str], None]:
     return lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Log:
+    """Lines instead of a bar where stderr is no terminal, at most one in :data:`LOG_EVERY_S`."""
+
+    def __init__(self, progress: Progress, what: str, total: int) -> None:
+        self._say = None if progress.console.is_terminal else _line(progress)
+        self._what, self._total, self._last = what, total, time.monotonic()
+
+    def __call__(self, done: int, about: str) -> None:
+        now = time.monotonic()
+        if self._say and now - self._last >= LOG_EVERY_S:
+            self._say(f"{self._what}: {done} of {self._total}, {about}")
+            self._last = now
 
 
 class Pace:

@@ -141,7 +141,8 @@ struct TileBlocks : BlockSizes<Row, Unit> {
         } else {
             constexpr int deep = whole * factors;
             for (std::int64_t k = 0; k < depth; k += deep, to += whole) {
-                pack_rows(from.from(0, k), rows, std::min<std::int64_t>(depth - k, deep), reinterpret_cast<Read*>(to), a_row);
+                const std::int64_t rest = std::min<std::int64_t>(depth - k, deep);
+                pack_rows(from.from(0, k), rows, rest, reinterpret_cast<Read*>(to), a_row);
                 for (int row = 0; row < rows; ++row) store_read(to + row * a_row, load(to + row * a_row), tile_units);
             }
         }

@@ -76,7 +76,8 @@ inline void multiply_parts(const SplitHalf* a, TileOrder of_a, const SplitHalf* 
 // C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
 // a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. `goes_on`: while a
 // tile of A is multiplied, the one of the next rows is prefetched.
-template <bool adds, int down, int across, bool goes_on = false, PartProducts parts = PartProducts::all, class Unit, class Sum>
+template <bool adds, int down, int across, bool goes_on = false, PartProducts parts = PartProducts::all, class Unit,
+          class Sum>
 inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
                            std::ptrdiff_t ldc) {
     static_assert(down >= 1 && down <= 2 && across >= 1 && across <= 2, "four tiles of C, two of A, two of B");

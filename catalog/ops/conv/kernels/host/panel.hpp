@@ -279,7 +279,8 @@ class WindowProduct {
                 const auto matrix = this->template matrix<typename A::Matrix>(tile.group);
                 const auto from = part<A>(matrix, tile.row, tile.rows, at, reinterpret_cast<T*>(scratch.a),
                                           Block::template plain_distance<T>());
-                if (from.stride % factors == 0)
+                const bool aligned = reinterpret_cast<std::uintptr_t>(from.data) % alignof(Unit) == 0;
+                if (aligned && from.stride % factors == 0)
                     return typename Block::RowsOfA{reinterpret_cast<const Unit*>(from.data), from.stride / factors};
             }
         }

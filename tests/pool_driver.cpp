@@ -141,15 +141,19 @@ void forked_amid() {
 // An OpenMP runtime of four threads.
 int four() { return 4; }
 
+thread_local int number = 0;
+int number_of_thread() { return number; }
+
 catalog_pool* pool_of(void (*parallel)(void (*)(void*), void*, unsigned, unsigned)) {
-    return catalog_openmp_pool(reinterpret_cast<void*>(parallel), reinterpret_cast<void*>(&four));
+    return catalog_openmp_pool(reinterpret_cast<void*>(parallel), reinterpret_cast<void*>(&four),
+                               reinterpret_cast<void*>(&number_of_thread));
 }
 
 unsigned asked = 0;
 
 void run_four(void (*body)(void*), void* of, unsigned threads, unsigned) {
     asked = threads;
-    at_once(threads ? static_cast<int>(threads) : four(), [&](int) { body(of); });
+    at_once(threads ? static_cast<int>(threads) : four(), [&](int i) { number = i, body(of); });
 }
 
 // A launch leaves the size of a team to the runtime, unless more threads are wanted, and uses no more than are wanted.

@@ -20,14 +20,14 @@ class OpenMPPool : public catalog_pool {
    public:
     // GOMP_parallel of GNU's runtime, which LLVM's and Intel's have, too: calls what it is given on each thread.
     using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
-    // omp_get_max_threads: of a team for which no number is given.
-    using MaxThreads = int (*)();
+    // omp_get_max_threads, of a team for which no number is given; omp_get_thread_num, which is 0 on the calling thread.
+    using Number = int (*)();
 
     constexpr OpenMPPool() : catalog_pool{&OpenMPPool::enter} {}
 
     // Null: the library's own pool computes. So it is in a forked child, where the runtime has lost its threads.
     std::atomic<Parallel> parallel{nullptr};
-    std::atomic<MaxThreads> max_threads{nullptr};
+    std::atomic<Number> max_threads{nullptr}, thread_number{nullptr};
 
    private:
     using Body = void (*)(void* context, std::int64_t share);
@@ -35,33 +35,53 @@ class OpenMPPool : public catalog_pool {
     static constexpr std::int64_t waking_ns = 500'000;  // threads may take this long to wake up
     static constexpr std::int64_t first_pause_ns = 50'000'000, longest_pause_ns = 2'000'000'000;
 
+    // Shares of one thread; others compute what it has not begun when they have nothing else to do. A launch of as many
+    // shares as the last one gives each thread the same ones, and neighbours: what these read and wrote is in its caches,
+    // which threads of a large CPU do not share.
+    struct alignas(64) Range {
+        std::atomic<std::int64_t> next;
+        std::int64_t end;
+    };
+    static constexpr std::int64_t most_ranges = 64;
+
     struct Launch {
         Body body;
         void* context;
         std::int64_t threads, shares;
         std::int64_t begin;
-        const pthread_t caller = pthread_self();
+        Number number;  // of a thread of the team
         std::fenv_t environment{};
-        std::atomic<std::int64_t> others{0};  // threads that have come, without the caller's
-        std::atomic<std::int64_t> next{0};
+        std::int64_t ranges = std::min(threads, most_ranges);
+        Range of_thread[most_ranges] = {};
         std::atomic<std::int64_t> computing{0};         // the time of all shares
         std::atomic<std::int64_t> longest{0};           // that of the longest share of a thread that kept its core
         std::atomic<std::int64_t> cut{0}, cut_time{0};  // threads that lost it, and the time of the longest share of each
 
-        void compute_shares() {
-            if (!pthread_equal(pthread_self(), caller) && others.fetch_add(1, std::memory_order_relaxed) >= threads - 1)
-                return;
-            std::int64_t share = next.fetch_add(1, std::memory_order_relaxed);
-            if (share >= shares) return;
-            std::fesetenv(&environment);
-            const std::int64_t first = now_ns();
-            std::int64_t last = first, most = 0;
-            for (; share < shares; share = next.fetch_add(1, std::memory_order_relaxed)) {
-                body(context, share);
-                const std::int64_t now = now_ns();
-                most = std::max(most, now - last);
-                last = now;
+        void divide() {
+            for (std::int64_t i = 0; i < ranges; ++i) {
+                of_thread[i].next.store(shares * i / ranges, std::memory_order_relaxed);
+                of_thread[i].end = shares * (i + 1) / ranges;
             }
+        }
+
+        // Shares of the thread's own range first, then of those after it.
+        void compute_shares(std::int64_t number) {
+            if (number >= threads) return;
+            bool begun = false;
+            std::int64_t first = 0, last = 0, most = 0;
+            for (std::int64_t i = 0; i < ranges; ++i) {
+                Range& range = of_thread[(number + i) % ranges];
+                while (range.next.load(std::memory_order_relaxed) < range.end) {
+                    const std::int64_t share = range.next.fetch_add(1, std::memory_order_relaxed);
+                    if (share >= range.end) break;
+                    if (!std::exchange(begun, true)) std::fesetenv(&environment), first = last = now_ns();
+                    body(context, share);
+                    const std::int64_t now = now_ns();
+                    most = std::max(most, now - last);
+                    last = now;
+                }
+            }
+            if (!begun) return;
             computing.fetch_add(last - first, std::memory_order_relaxed);
             if (most > waking_ns && lost_core()) {
                 cut.fetch_add(1, std::memory_order_relaxed);
@@ -106,11 +126,16 @@ class OpenMPPool : public catalog_pool {
             own_pool.run(&own_pool, threads, shares, body, context);
             if (avoids_team) compare(body, shares, now_ns() - begin);
         } else {
-            Launch launch{body, context, std::clamp<std::int64_t>(shares, 1, std::max(threads, 1)), shares, begin};
+            Launch launch{body, context, std::clamp<std::int64_t>(shares, 1, std::max(threads, 1)), shares, begin,
+                          thread_number.load(std::memory_order_relaxed)};
             std::fegetenv(&launch.environment);
+            launch.divide();
             const int team = threads <= max_threads.load(std::memory_order_relaxed)() ? 0 : threads;
-            with_team([](void* of) { static_cast<Launch*>(of)->compute_shares(); }, &launch, static_cast<unsigned>(team),
-                      0);
+            const auto compute = [](void* of) {
+                Launch& of_team = *static_cast<Launch*>(of);
+                of_team.compute_shares(of_team.number());
+            };
+            with_team(compute, &launch, static_cast<unsigned>(team), 0);
             judge(launch);
         }
     }
@@ -171,11 +196,14 @@ extern "C" __attribute__((visibility("default"), used)) inline catalog_pool* cat
     return &catalog::host::own_pool;
 }
 
-// The threads of an OpenMP runtime of the process, whose GOMP_parallel and omp_get_max_threads are given.
+// The threads of an OpenMP runtime of the process, whose functions GOMP_parallel, omp_get_max_threads and
+// omp_get_thread_num are given.
 extern "C" __attribute__((visibility("default"), used)) inline catalog_pool* catalog_openmp_pool(void* gomp_parallel,
-                                                                                                 void* max_threads) {
+                                                                                                 void* max_threads,
+                                                                                                 void* thread_number) {
     using catalog::host::openmp_pool, catalog::host::OpenMPPool;
-    openmp_pool.max_threads = reinterpret_cast<OpenMPPool::MaxThreads>(max_threads);
+    openmp_pool.max_threads = reinterpret_cast<OpenMPPool::Number>(max_threads);
+    openmp_pool.thread_number = reinterpret_cast<OpenMPPool::Number>(thread_number);
     openmp_pool.parallel = reinterpret_cast<OpenMPPool::Parallel>(gomp_parallel);
     return &openmp_pool;
 }

@@ -47,7 +47,7 @@ class LoadedKernel:
 
     ``arguments`` are those of the row's operation. ``pool`` is the address of the library's own ``catalog_pool``, None
     if it brings no threads along. ``openmp_pool`` gives that of a pool with the threads of an OpenMP runtime; it takes
-    the addresses of the runtime's functions ``GOMP_parallel`` and ``omp_get_max_threads``.
+    the addresses of the runtime's ``GOMP_parallel``, ``omp_get_max_threads`` and ``omp_get_thread_num``.
     """
 
     id: str
@@ -57,7 +57,7 @@ class LoadedKernel:
     entry: Callable[[Any, int | None], int] = field(repr=False)
     size: Callable[[Any, Any], int] = field(repr=False)
     pool: int | None = field(default=None, repr=False)
-    openmp_pool: Callable[[int, int], int] | None = field(default=None, repr=False)
+    openmp_pool: Callable[[int, int, int], int] | None = field(default=None, repr=False)
 
     def workspace(self, args: Any) -> Any:
         """The workspaces between stages that a launch with the sizes in ``args`` needs; no tensor is read.
@@ -202,10 +202,10 @@ def _kernel(path: Path, library: ctypes.CDLL) -> LoadedKernel:
     return LoadedKernel(kernel_id, path, row.get("arch"), arguments, entry, size, *_pools(library))
 
 
-def _pools(library: ctypes.CDLL) -> tuple[int | None, Callable[[int, int], int] | None]:
+def _pools(library: ctypes.CDLL) -> tuple[int | None, Callable[[int, int, int], int] | None]:
     """The address of the library's own pool, and the function that returns an OpenMP runtime's, if it has threads."""
     if not hasattr(library, "catalog_own_pool"):
         return None, None
     own, openmp = library.catalog_own_pool, library.catalog_openmp_pool
-    own.restype, openmp.argtypes, openmp.restype = ctypes.c_void_p, 2 * (ctypes.c_void_p,), ctypes.c_void_p
+    own.restype, openmp.argtypes, openmp.restype = ctypes.c_void_p, 3 * (ctypes.c_void_p,), ctypes.c_void_p
     return own(), openmp

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _OPENMP = re.compile(r"/lib(?:gomp|iomp5|omp)\b[^/]*$")
 """The files of OpenMP runtimes: GNU's, Intel's, LLVM's."""
 
-_FUNCTIONS = ("GOMP_parallel", "omp_get_max_threads")
+_FUNCTIONS = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num")
 
 _first: LoadedKernel | None = None
 
@@ -47,8 +47,7 @@ def _beside_torch() -> int | None:
     runtime = _runtime_of_torch()
     if runtime is None or _first.openmp_pool is None or forks():  # a forked child's runtime has lost its threads
         return _first.pool
-    parallel, max_threads = (ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _FUNCTIONS)
-    return _first.openmp_pool(parallel or 0, max_threads or 0)
+    return _first.openmp_pool(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS))
 
 
 def _runtime_of_torch() -> ctypes.CDLL | None:

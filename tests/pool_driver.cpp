@@ -86,7 +86,7 @@ void launches() {
 
 void nodes() {
     launch(4, 100);
-    for (const int count : {2, 3, Pool::most_nodes}) {
+    for (const int count : {2, 3, Pool::most_ranges}) {
         own_pool.nodes.store(count);
         for (const int shares : {2, 3, 100}) launch(4, shares, 10);
     }

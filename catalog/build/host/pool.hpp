@@ -58,13 +58,14 @@ class Pool : public catalog_pool {
    private:
     using Body = void (*)(void* context, std::int64_t share);
 
-    static constexpr int most_nodes = 8;
+    static constexpr int most_ranges = 16;
     static constexpr int most_jobs = 8;  // launches at once that have helpers; further ones run on their own thread
     static constexpr std::int64_t spin_ns = 50'000, yield_ns = 10'000;
     static constexpr std::int64_t idle_s = 10;
 
-    // Shares of one NUMA node. A launch of as many shares as the last one gives each node the same ones.
-    struct alignas(64) Shares {
+    // Shares of one NUMA node, or of one thread where there is one node. A launch of as many shares as the last one gives
+    // each the same ones: what these read and wrote is in its memory and its caches.
+    struct alignas(64) Range {
         std::atomic<std::int64_t> next{0};
         std::int64_t end = 0;
     };
@@ -79,8 +80,8 @@ class Pool : public catalog_pool {
         Body body = nullptr;
         void* context = nullptr;
         std::fenv_t environment{};  // of floating point, so that a share has the same result on every thread
-        int nodes = 1;
-        Shares of_node[most_nodes];
+        int ranges = 1;
+        Range range[most_ranges];
 
         static std::uint32_t at_work(std::uint32_t state) { return state & most_helpers; }
         // How many more helpers may join.
@@ -99,11 +100,10 @@ class Pool : public catalog_pool {
             return false;
         }
 
-        // Shares of the thread's own node first, then those that other nodes have left.
-        void compute_shares() {
-            const int own = nodes > 1 ? current_node() % nodes : 0;
-            for (int i = 0; i < nodes; ++i) {
-                Shares& shares = of_node[(own + i) % nodes];
+        // Shares of the thread's own range first, then those that others have left.
+        void compute_shares(int own) {
+            for (int i = 0; i < ranges; ++i) {
+                Range& shares = range[(own + i) % ranges];
                 while (shares.next.load(std::memory_order_relaxed) < shares.end) {
                     const std::int64_t share = shares.next.fetch_add(1, std::memory_order_relaxed);
                     if (share < shares.end) body(context, share);
@@ -130,15 +130,16 @@ class Pool : public catalog_pool {
         job.body = body;
         job.context = context;
         std::fegetenv(&job.environment);
-        job.nodes = nodes.load(std::memory_order_relaxed);
-        for (int node = 0; node < job.nodes; ++node) {
-            job.of_node[node].next.store(shares * node / job.nodes, std::memory_order_relaxed);
-            job.of_node[node].end = shares * (node + 1) / job.nodes;
+        const int of_nodes = nodes.load(std::memory_order_relaxed);
+        job.ranges = of_nodes > 1 ? of_nodes : static_cast<int>(std::min<std::int64_t>(others + 1, most_ranges));
+        for (int i = 0; i < job.ranges; ++i) {
+            job.range[i].next.store(shares * i / job.ranges, std::memory_order_relaxed);
+            job.range[i].end = shares * (i + 1) / job.ranges;
         }
         job.state.store(Job::open | static_cast<std::uint32_t>(others) << Job::limit_shift, std::memory_order_release);
         epoch.fetch_add(1);
         wake(static_cast<int>(others));
-        job.compute_shares();
+        job.compute_shares(range_of_thread());
         await(job);
         taken.fetch_and(~(1U << place), std::memory_order_release);
     }
@@ -173,8 +174,18 @@ class Pool : public catalog_pool {
         for (int i = 0; i < std::min(wanted, 2); ++i) pthread_cond_signal(&started);
     }
 
+    // The range that this thread computes first, counted on beyond the last one.
+    int range_of_thread() const { return nodes.load(std::memory_order_relaxed) > 1 ? current_node() : number(); }
+
+    // Of a thread of the pool, from 1; others, which launch, have 0.
+    static int& number() {
+        static thread_local int number = 0;
+        return number;
+    }
+
     // What a thread of the pool does.
     void help() {
+        number() = numbers.fetch_add(1, std::memory_order_relaxed) + 1;
         for (;;) {
             const std::uint32_t seen = epoch.load();
             if (compute_any()) continue;
@@ -190,7 +201,7 @@ class Pool : public catalog_pool {
             if (!(seen >> place & 1) || !job.join()) continue;
             wake(Job::room(job.state.load(std::memory_order_relaxed)));
             std::fesetenv(&job.environment);
-            job.compute_shares();
+            job.compute_shares(range_of_thread());
             const std::uint32_t before = job.state.fetch_sub(Job::helper, std::memory_order_acq_rel);
             if (before & Job::waiting && Job::at_work(before) == 1) {
                 pthread_mutex_lock(&mutex);
@@ -226,6 +237,7 @@ class Pool : public catalog_pool {
             keep_library();
             nodes.store(node_count(), std::memory_order_relaxed);
         }
+        if (helpers.load(std::memory_order_relaxed) == 0) numbers.store(0, std::memory_order_relaxed);
         pthread_attr_t detached;
         pthread_attr_init(&detached);
         pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
@@ -291,7 +303,7 @@ class Pool : public catalog_pool {
         return static_cast<int>(node);
     }
 
-    // The number of NUMA nodes of this machine, at most most_nodes.
+    // The number of NUMA nodes of this machine, at most most_ranges.
     static int node_count() {
         char text[256] = {};  // such as 0 or 0-3
         const int file = open("/sys/devices/system/node/online", O_RDONLY | O_CLOEXEC);
@@ -301,12 +313,13 @@ class Pool : public catalog_pool {
         const char* last = text;
         for (ssize_t i = 0; i < size; ++i)
             if (text[i] == '-' || text[i] == ',') last = text + i + 1;
-        return std::clamp(std::atoi(last) + 1, 1, most_nodes);
+        return std::clamp(std::atoi(last) + 1, 1, most_ranges);
     }
 
     alignas(64) std::atomic<std::uint32_t> epoch{0};  // counts launches that want helpers
     alignas(64) std::atomic<std::uint32_t> taken{0};  // the jobs that are some launch's, a bit for each
     std::atomic<int> sleeping{0}, helpers{0};
+    std::atomic<int> numbers{0};  // of threads of the pool, as far as they are given
     std::atomic<bool> spins{false}, used{false};
     std::atomic<int> nodes{0};  // of the machine, 0 before the first thread
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

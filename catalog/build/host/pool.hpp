@@ -174,7 +174,7 @@ class Pool : public catalog_pool {
         for (int i = 0; i < std::min(wanted, 2); ++i) pthread_cond_signal(&started);
     }
 
-    // The range that this thread computes first, counted on beyond the last one.
+    // The range that this thread computes first, modulo their number.
     int range_of_thread() const { return nodes.load(std::memory_order_relaxed) > 1 ? current_node() : number(); }
 
     // Of a thread of the pool, from 1; others, which launch, have 0.
@@ -319,7 +319,7 @@ class Pool : public catalog_pool {
     alignas(64) std::atomic<std::uint32_t> epoch{0};  // counts launches that want helpers
     alignas(64) std::atomic<std::uint32_t> taken{0};  // the jobs that are some launch's, a bit for each
     std::atomic<int> sleeping{0}, helpers{0};
-    std::atomic<int> numbers{0};  // of threads of the pool, as far as they are given
+    std::atomic<int> numbers{0};  // that threads of the pool have
     std::atomic<bool> spins{false}, used{false};
     std::atomic<int> nodes{0};  // of the machine, 0 before the first thread
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

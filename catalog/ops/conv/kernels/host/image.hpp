@@ -109,7 +109,7 @@ class ImageOfRows {
             for (; i < last; ++i, source += step * image.all_channels) copy_one(source, to + i * stride);
         };
         const std::int64_t count = end - begin;
-        // Short pieces, as the 7 x 3 elements of a first layer, are a chunk from their begin and one to their end.
+        // Short pieces, as the 7 x 3 elements of a first layer, are a chunk from their beginning and one to their end.
         const auto copy_short = [&](auto size) {
             constexpr std::size_t bytes = size;
             constexpr std::int64_t chunk = bytes / sizeof(T);

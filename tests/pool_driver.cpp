@@ -86,7 +86,7 @@ void launches() {
 
 void nodes() {
     launch(4, 100);
-    for (const int count : {2, 3, Pool::most_ranges}) {
+    for (const int count : {2, 3, Ranges::most}) {
         own_pool.nodes.store(count);
         for (const int shares : {2, 3, 100}) launch(4, shares, 10);
     }
@@ -174,6 +174,32 @@ void team() {
         openmp_pool.own_until = 0;  // however late the team's threads were
         parallel_for(args, static_cast<int>(threads), 2, [&](std::int64_t) { work(100); });
         require(asked == (threads > 4 ? threads : 0), "a launch changes the size of the team");
+    }
+}
+
+// Of as many shares as threads, which wait for each other, each launch gives a thread the same one.
+void ranges() {
+    launch(4, 100);
+    own_pool.nodes.store(1);
+    for (catalog_pool* const pool : {static_cast<catalog_pool*>(&own_pool), pool_of(&run_four)}) {
+        Args args;
+        args.pool = pool;
+        std::array<std::thread::id, 4> of_share{};
+        std::array<int, 4> numbers{};
+        for (int times = 0; times < 20; ++times) {
+            std::atomic<int> begun = 0;
+            std::array<std::thread::id, 4> before = of_share;
+            openmp_pool.own_until = 0;
+            parallel_for(args, 4, 4, [&](std::int64_t share) {
+                of_share[static_cast<std::size_t>(share)] = std::this_thread::get_id();
+                numbers[static_cast<std::size_t>(share)] = number;
+                for (++begun; begun < 4;) std::this_thread::yield();
+            });
+            if (pool == &own_pool)  // run_four() has new threads each time
+                require(times == 0 || before == of_share, "a thread has other shares than before");
+            else
+                require(numbers == std::array<int, 4>{0, 1, 2, 3}, "a thread of a team has shares of another");
+        }
     }
 }
 
@@ -280,8 +306,8 @@ void raced() {
 const std::map<std::string, void (*)()> scenarios{
     {"launches", launches}, {"nodes", nodes},   {"many", many},       {"nested", nested},
     {"resized", resized},   {"forked", forked}, {"amid", forked_amid}, {"environment", environment},
-    {"team", team},         {"late", late},     {"slower", slower},    {"idle", idle},
-    {"ended", ended},       {"thrown", thrown}, {"raced", raced},
+    {"team", team},         {"ranges", ranges}, {"late", late},       {"slower", slower},
+    {"idle", idle},         {"ended", ended},   {"thrown", thrown},   {"raced", raced},
 };
 
 }  // namespace

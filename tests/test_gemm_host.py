@@ -161,6 +161,7 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
         for dtype, layout, family in (
             ("bf16", "rcr", "universal"),
             ("fp8", "ccr", "multi_d"),
+            ("int8", "rcr", "universal"),
             ("int8", "crr", "grouped"),
             ("fp16", "rrr", "grouped"),
             ("fp8", "rcr", "blockscale"),

@@ -18,7 +18,10 @@ import catalog
 from catalog.build.targets import BUILD_DIR
 
 DRIVER = Path(__file__).with_name("pool_driver.cpp")
-SCENARIOS = ["launches", "nodes", "many", "nested", "resized", "team", "forked", "amid", "environment", "ended"]
+SCENARIOS = [
+    *("launches", "nodes", "many", "nested", "resized", "team", "ranges"),
+    *("forked", "amid", "environment", "ended"),
+]
 TEAMS = ["late", "slower"]
 SANITIZERS = {
     "none": ("g++",),

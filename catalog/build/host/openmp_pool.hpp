@@ -35,15 +35,6 @@ class OpenMPPool : public catalog_pool {
     static constexpr std::int64_t waking_ns = 500'000;  // threads may take this long to wake up
     static constexpr std::int64_t first_pause_ns = 50'000'000, longest_pause_ns = 2'000'000'000;
 
-    // Shares of one thread; others compute what it has not begun when they have nothing else to do. A launch of as many
-    // shares as the last one gives each thread the same ones, and neighbours: what these read and wrote is in its caches,
-    // which threads of a large CPU do not share.
-    struct alignas(64) Range {
-        std::atomic<std::int64_t> next;
-        std::int64_t end;
-    };
-    static constexpr std::int64_t most_ranges = 64;
-
     struct Launch {
         Body body;
         void* context;
@@ -51,36 +42,22 @@ class OpenMPPool : public catalog_pool {
         std::int64_t begin;
         Number number;  // of a thread of the team
         std::fenv_t environment{};
-        std::int64_t ranges = std::min(threads, most_ranges);
-        Range of_thread[most_ranges] = {};
+        Ranges ranges{};
         std::atomic<std::int64_t> computing{0};         // the time of all shares
         std::atomic<std::int64_t> longest{0};           // that of the longest share of a thread that kept its core
         std::atomic<std::int64_t> cut{0}, cut_time{0};  // threads that lost it, and the time of the longest share of each
 
-        void divide() {
-            for (std::int64_t i = 0; i < ranges; ++i) {
-                of_thread[i].next.store(shares * i / ranges, std::memory_order_relaxed);
-                of_thread[i].end = shares * (i + 1) / ranges;
-            }
-        }
-
-        // Shares of the thread's own range first, then of those after it.
-        void compute_shares(std::int64_t number) {
+        void compute_shares(int number) {
             if (number >= threads) return;
             bool begun = false;
             std::int64_t first = 0, last = 0, most = 0;
-            for (std::int64_t i = 0; i < ranges; ++i) {
-                Range& range = of_thread[(number + i) % ranges];
-                while (range.next.load(std::memory_order_relaxed) < range.end) {
-                    const std::int64_t share = range.next.fetch_add(1, std::memory_order_relaxed);
-                    if (share >= range.end) break;
-                    if (!std::exchange(begun, true)) std::fesetenv(&environment), first = last = now_ns();
-                    body(context, share);
-                    const std::int64_t now = now_ns();
-                    most = std::max(most, now - last);
-                    last = now;
-                }
-            }
+            ranges.compute(number, [&](std::int64_t share) {
+                if (!std::exchange(begun, true)) std::fesetenv(&environment), first = last = now_ns();
+                body(context, share);
+                const std::int64_t now = now_ns();
+                most = std::max(most, now - last);
+                last = now;
+            });
             if (!begun) return;
             computing.fetch_add(last - first, std::memory_order_relaxed);
             if (most > waking_ns && lost_core()) {
@@ -129,7 +106,7 @@ class OpenMPPool : public catalog_pool {
             Launch launch{body, context, std::clamp<std::int64_t>(shares, 1, std::max(threads, 1)), shares, begin,
                           thread_number.load(std::memory_order_relaxed)};
             std::fegetenv(&launch.environment);
-            launch.divide();
+            launch.ranges.divide(shares, launch.threads);
             const int team = threads <= max_threads.load(std::memory_order_relaxed)() ? 0 : threads;
             const auto compute = [](void* of) {
                 Launch& of_team = *static_cast<Launch*>(of);

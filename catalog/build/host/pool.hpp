@@ -37,6 +37,43 @@ inline std::int64_t now_ns() {
     return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
 }
 
+// The shares of a launch, in a range for each thread or NUMA node, which others help with when their own is done. A launch of
+// as many shares as the last one gives each the same ones, which are neighbours: what they read and write is in its memory
+// and its caches.
+class Ranges {
+   public:
+    static constexpr int most = 64;
+
+    void divide(std::int64_t shares, std::int64_t wanted) {
+        count = static_cast<int>(std::min<std::int64_t>(wanted, most));
+        for (int i = 0; i < count; ++i) {
+            range[i].next.store(shares * i / count, std::memory_order_relaxed);
+            range[i].end = shares * (i + 1) / count;
+        }
+    }
+
+    // Calls body(share) for shares of the range `own`, modulo their number, then for those that others have left.
+    template <class Body>
+    void compute(int own, Body body) {
+        for (int i = 0; i < count; ++i) {
+            Range& shares = range[(own + i) % count];
+            while (shares.next.load(std::memory_order_relaxed) < shares.end) {
+                const std::int64_t share = shares.next.fetch_add(1, std::memory_order_relaxed);
+                if (share < shares.end) body(share);
+            }
+        }
+    }
+
+   private:
+    struct alignas(64) Range {
+        std::atomic<std::int64_t> next{0};
+        std::int64_t end = 0;
+    };
+
+    int count = 0;
+    Range range[most];
+};
+
 class Pool : public catalog_pool {
    public:
     constexpr Pool() : catalog_pool{&Pool::enter} {}
@@ -58,17 +95,9 @@ class Pool : public catalog_pool {
    private:
     using Body = void (*)(void* context, std::int64_t share);
 
-    static constexpr int most_ranges = 16;
     static constexpr int most_jobs = 8;  // launches at once that have helpers; further ones run on their own thread
     static constexpr std::int64_t spin_ns = 50'000, yield_ns = 10'000;
     static constexpr std::int64_t idle_s = 10;
-
-    // Shares of one NUMA node, or of one thread where there is one node. A launch of as many shares as the last one gives
-    // each the same ones: what these read and wrote is in its memory and its caches.
-    struct alignas(64) Range {
-        std::atomic<std::int64_t> next{0};
-        std::int64_t end = 0;
-    };
 
     // A launch. `state` is what threads agree by: the other members are written before `open` is set, and by nobody while
     // a helper is counted.
@@ -80,8 +109,7 @@ class Pool : public catalog_pool {
         Body body = nullptr;
         void* context = nullptr;
         std::fenv_t environment{};  // of floating point, so that a share has the same result on every thread
-        int ranges = 1;
-        Range range[most_ranges];
+        Ranges ranges;
 
         static std::uint32_t at_work(std::uint32_t state) { return state & most_helpers; }
         // How many more helpers may join.
@@ -100,15 +128,8 @@ class Pool : public catalog_pool {
             return false;
         }
 
-        // Shares of the thread's own range first, then those that others have left.
         void compute_shares(int own) {
-            for (int i = 0; i < ranges; ++i) {
-                Range& shares = range[(own + i) % ranges];
-                while (shares.next.load(std::memory_order_relaxed) < shares.end) {
-                    const std::int64_t share = shares.next.fetch_add(1, std::memory_order_relaxed);
-                    if (share < shares.end) body(context, share);
-                }
-            }
+            ranges.compute(own, [this](std::int64_t share) { body(context, share); });
             state.fetch_and(~open, std::memory_order_relaxed);
         }
     };
@@ -131,11 +152,7 @@ class Pool : public catalog_pool {
         job.context = context;
         std::fegetenv(&job.environment);
         const int of_nodes = nodes.load(std::memory_order_relaxed);
-        job.ranges = of_nodes > 1 ? of_nodes : static_cast<int>(std::min<std::int64_t>(others + 1, most_ranges));
-        for (int i = 0; i < job.ranges; ++i) {
-            job.range[i].next.store(shares * i / job.ranges, std::memory_order_relaxed);
-            job.range[i].end = shares * (i + 1) / job.ranges;
-        }
+        job.ranges.divide(shares, of_nodes > 1 ? of_nodes : others + 1);
         job.state.store(Job::open | static_cast<std::uint32_t>(others) << Job::limit_shift, std::memory_order_release);
         epoch.fetch_add(1);
         wake(static_cast<int>(others));
@@ -174,7 +191,7 @@ class Pool : public catalog_pool {
         for (int i = 0; i < std::min(wanted, 2); ++i) pthread_cond_signal(&started);
     }
 
-    // The range that this thread computes first, modulo their number.
+    // The range of shares of this thread.
     int range_of_thread() const { return nodes.load(std::memory_order_relaxed) > 1 ? current_node() : number(); }
 
     // Of a thread of the pool, from 1; others, which launch, have 0.
@@ -303,7 +320,7 @@ class Pool : public catalog_pool {
         return static_cast<int>(node);
     }
 
-    // The number of NUMA nodes of this machine, at most most_ranges.
+    // The number of NUMA nodes of this machine, at most Ranges::most.
     static int node_count() {
         char text[256] = {};  // such as 0 or 0-3
         const int file = open("/sys/devices/system/node/online", O_RDONLY | O_CLOEXEC);
@@ -313,7 +330,7 @@ class Pool : public catalog_pool {
         const char* last = text;
         for (ssize_t i = 0; i < size; ++i)
             if (text[i] == '-' || text[i] == ',') last = text + i + 1;
-        return std::clamp(std::atoi(last) + 1, 1, most_ranges);
+        return std::clamp(std::atoi(last) + 1, 1, Ranges::most);
     }
 
     alignas(64) std::atomic<std::uint32_t> epoch{0};  // counts launches that want helpers

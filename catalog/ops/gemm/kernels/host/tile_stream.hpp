@@ -42,7 +42,12 @@ class TileStream {
     }
 
     TileStream(const catalog_args& args, std::int64_t batch, int threads)
-        : args(args), batch(batch), threads(threads), units(args.k / deep * tile_units), rest(args.k % deep) {}
+        : args(args),
+          batch(batch),
+          threads(threads),
+          units(args.k / deep * tile_units),
+          rest(args.k % deep),
+          all_units(units + (rest ? tile_units : 0)) {}
 
     catalog_status run() { return args.m <= tile_rows ? stream<1>() : stream<most_across>(); }
 
@@ -52,7 +57,7 @@ class TileStream {
     template <int across>
     catalog_status stream() {
         constexpr int width = across * tile_rows;
-        const std::int64_t panels = (args.m + width - 1) / width, all_units = units + (rest ? tile_units : 0);
+        const std::int64_t panels = (args.m + width - 1) / width;
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
         Unit* const packed = room.reserve(panels * all_units * width + 1);
         if (!packed) return CATALOG_NO_MEMORY;
@@ -76,7 +81,7 @@ class TileStream {
             const std::int64_t count = std::min(panels_at_once, panels - first);
             // The last columns are those before the end, some of which are known already.
             const std::int64_t column = std::min<std::int64_t>(begin, args.n - columns);
-            multiply<across>(*scratch, column, count, all_units, packed + first * all_units * width);
+            multiply<across>(*scratch, column, count, packed + first * all_units * width);
             store<across>(*scratch, column, static_cast<int>(begin - column), first * width, count);
         });
         constexpr std::size_t kept_units = 8 << 20;  // room for more is freed after a launch
@@ -85,8 +90,7 @@ class TileStream {
     }
 
     template <int across>
-    void multiply(Scratch& scratch, std::int64_t column, std::int64_t panels, std::int64_t all_units,
-                  const Unit* packed) const {
+    void multiply(Scratch& scratch, std::int64_t column, std::int64_t panels, const Unit* packed) const {
         constexpr int width = across * tile_rows;
         const auto b = factor_of<true, T>(args.b, batch).from(column, 0);
         const std::ptrdiff_t apart = b.stride / factors;
@@ -106,7 +110,7 @@ class TileStream {
             each_panel(first, reinterpret_cast<const Unit*>(b.data) + first, tiles_of_rows(apart),
                        static_cast<int>(std::min(length, units - first)));
         if (rest) {
-            // What follows in memory may be no number, whose product with zero is none, either.
+            // What follows in memory may be NaN, and so would its product with zero be.
             pack_rows(b.from(0, units * factors), columns, rest, scratch.rest, tile_units);
             each_panel(units, scratch.rest, tiles_of_rows(tile_units), tile_units);
         }
@@ -134,7 +138,7 @@ class TileStream {
     const catalog_args& args;
     const std::int64_t batch;
     const int threads;
-    const std::int64_t units, rest;  // of whole tiles along the depth, and elements after them
+    const std::int64_t units, rest, all_units;  // of whole tiles along the depth, elements after them, and units of both
 };
 
 }  // namespace catalog::host

@@ -67,7 +67,7 @@ inline void store(void* to, std::size_t stride) {
 inline float as_float(std::uint32_t bits) {
     float x;
     std::memcpy(&x, &bits, sizeof x);
-    return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+    return x;
 }
 
 inline std::uint32_t as_bits(float x) {
@@ -76,15 +76,18 @@ inline std::uint32_t as_bits(float x) {
     return bits;
 }
 
-inline float flushed(float x) { return as_float(as_bits(x)); }
+// Zero of the same sign for a subnormal number.
+inline float flushed(float x) {
+    const std::uint32_t bits = as_bits(x), sign = 0x8000'0000, exponent = 0x7f80'0000;
+    return as_float(bits & exponent ? bits : bits & sign);
+}
 
-inline float of_brain(std::uint32_t bits) { return as_float(bits << 16); }
+inline float of_brain(std::uint32_t bits) { return flushed(as_float(bits << 16)); }
 
 inline float of_half(std::uint32_t bits) {
-    const int exponent = bits >> 10 & 31, mantissa = bits & 0x3ff;
-    const float size = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                       : exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                       : std::ldexp(static_cast<float>(mantissa | 0x400), exponent - 25);
+    const std::uint32_t exponent = bits >> 10 & 31, mantissa = bits & 0x3ff;
+    const float size = exponent == 0 ? static_cast<float>(mantissa) * 0x1p-24f
+                                     : as_float((exponent == 31 ? 255 : exponent + 112) << 23 | mantissa << 13);
     return bits & 0x8000 ? -size : size;
 }
 
@@ -92,16 +95,22 @@ template <int c, int a, int b, class Widen>
 inline void multiply_add_pairs(Widen widen) {
     const auto &of_a = configured_tile(a), &of_b = configured_tile(b);
     auto& of_c = configured_tile(c);
-    for (int m = 0; m < rows; ++m)
-        for (int n = 0; n < columns; ++n) {
-            float even = 0, odd = 0;
-            for (int k = 0; k < columns; ++k) {
-                const std::uint32_t x = of_a[m][k], y = of_b[k][n];
-                even = flushed(std::fma(widen(x & 0xffff), widen(y & 0xffff), even));
-                odd = flushed(std::fma(widen(x >> 16), widen(y >> 16), odd));
-            }
-            of_c[m][n] = as_bits(flushed(as_float(of_c[m][n]) + flushed(even + odd)));
+    float even_a[rows][columns], odd_a[rows][columns], even_b[rows][columns], odd_b[rows][columns];
+    for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < columns; ++j) {
+            even_a[i][j] = widen(of_a[i][j] & 0xffff), odd_a[i][j] = widen(of_a[i][j] >> 16);
+            even_b[i][j] = widen(of_b[i][j] & 0xffff), odd_b[i][j] = widen(of_b[i][j] >> 16);
         }
+    for (int m = 0; m < rows; ++m) {
+        float even[columns] = {}, odd[columns] = {};
+        for (int k = 0; k < columns; ++k)
+            for (int n = 0; n < columns; ++n) {
+                even[n] = flushed(std::fma(even_a[m][k], even_b[k][n], even[n]));
+                odd[n] = flushed(std::fma(odd_a[m][k], odd_b[k][n], odd[n]));
+            }
+        for (int n = 0; n < columns; ++n)
+            of_c[m][n] = as_bits(flushed(flushed(as_float(of_c[m][n])) + flushed(even[n] + odd[n])));
+    }
 }
 
 template <int c, int a, int b>

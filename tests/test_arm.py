@@ -184,12 +184,17 @@ def test_products_of_groups(select: Select) -> None:
 
 
 @pytest.mark.parametrize(
-    ("direction", "groups", "width", "pipeline"),
-    [("forward", 12, 11, "host_direct"), ("bwd_weight", 1, 11, "host_panel"), ("bwd_data", 1, 23, "host_winograd")],
+    ("direction", "fields", "pipeline"),
+    [
+        ("forward", {"g": 12}, "host_direct"),
+        ("bwd_weight", {"filter": (2, 3)}, "host_panel"),
+        ("bwd_weight", {}, "host_winograd"),
+        ("bwd_data", {"size": (9, 23)}, "host_winograd"),
+    ],
 )
-def test_convolutions(select: Select, direction: Any, groups: int, width: int, pipeline: str) -> None:
-    sizes: dict[str, Any] = {"n": 1, "c": 48, "k": 48, "g": groups, "size": (9, width), "filter": (3, 3), "pad": (1, 1)}
-    problem = ConvProblem(direction=direction, dtype="fp32", **sizes)
+def test_convolutions(select: Select, direction: Any, fields: dict[str, Any], pipeline: str) -> None:
+    sizes: dict[str, Any] = {"n": 1, "c": 48, "k": 48, "size": (9, 11), "filter": (3, 3), "pad": (1, 1)}
+    problem = ConvProblem(direction=direction, dtype="fp32", **sizes | fields)
     assert select("oldest", problem).kernels[0].algorithm.pipeline == pipeline
     check_on(select, ("oldest", "sve256", "sve512"), problem)
 

@@ -78,15 +78,18 @@ def test_kernels_of_all_kinds_compute_any_problem(catalog: Catalog) -> None:
     assert max(used.values()) > 0.02, "tolerances are far too wide"
 
 
-def test_minimal_filtering_spreads_no_infinity(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("direction", ["forward", "bwd_weight"])
+def test_minimal_filtering_spreads_no_infinity(
+    catalog: Catalog, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its sums mix elements that some results do not meet: these are numbers even so, and others are what they were."""
-    problem = ConvProblem(n=2, c=33, k=70, size=(9, 12), filter=(3, 3), pad=(1, 0), dtype="fp32")
-    inputs = make_inputs(problem, SEED)
-    [kernel] = rows(catalog, "pipeline = 'host_winograd' AND family = 'forward' AND ndim = 2")
-    plan, direct = catalog.plan(problem, kernel), catalog.plan(problem, of_plane(catalog, "forward"))
+    problem = ConvProblem(direction=direction, n=2, c=33, k=70, size=(9, 12), filter=(3, 3), pad=(1, 0), dtype="fp32")
+    inputs, [made] = make_inputs(problem, SEED), problem.made
+    kernel = rows(catalog, f"pipeline = 'host_winograd' AND family = '{direction}' AND ndim = 2")[0]
+    plan, direct = catalog.plan(problem, kernel), catalog.plan(problem, of_plane(catalog, direction))
     inputs["input"][0, 3, 4, 5], inputs["input"][1, 8, 11, 32], inputs["input"][0, 7, 1, 0] = np.inf, np.nan, 3e38
-    inputs["weight"][11, 2, 1, 20] = -np.inf
-    result, expected = (one.run(inputs).outputs["output"] for one in (plan, direct))
+    (inputs["weight"][11] if direction == "forward" else inputs["output"][1])[2, 1, 20] = -np.inf
+    result, expected = (one.run(inputs).outputs[made] for one in (plan, direct))
     np.testing.assert_array_equal(np.isnan(result), np.isnan(expected))
     infinite = np.isinf(expected)
     np.testing.assert_array_equal(result[infinite], expected[infinite])
@@ -96,7 +99,7 @@ def test_minimal_filtering_spreads_no_infinity(catalog: Catalog, monkeypatch: py
     for threads in (1, 3, 16):
         monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
         settings.cache_clear()
-        np.testing.assert_array_equal(catalog.plan(problem, kernel).run(inputs).outputs["output"], result)
+        np.testing.assert_array_equal(catalog.plan(problem, kernel).run(inputs).outputs[made], result)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +267,7 @@ def test_first_runs_of_large_problems_are_small() -> None:
 
 
 def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
-    """Narrow groups have direct kernels, others the narrowest register tile that wastes no columns: in one process."""
+    """Narrow groups have direct kernels, filters of 3 x 3 minimal filtering, others products: in one process."""
 
     def chosen(channels: int, g: int = 32, size: int = 9, **fields: Any) -> str:
         sides = {"n": 2, "size": (size, size), "filter": (3, 3), "pad": (1, 1)}
@@ -278,7 +281,13 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     assert chosen(1, dtype="int8") == "host_panel"
     assert chosen(2, g=2) == "host_panel"  # no vector is full
     assert chosen(64, g=1, dtype="fp32", size=14) == "host_winograd"
-    assert chosen(64, g=1, dtype="fp32", size=14, direction="bwd_data") == "host_winograd"
+    for direction in ("bwd_data", "bwd_weight"):
+        assert chosen(64, g=1, dtype="fp32", size=14, direction=direction) == "host_winograd"
+    # A vector holds the channels of a group, but minimal filtering takes less time.
+    narrow = 2 * rows(catalog, "pipeline = 'host_direct'")[0].algorithm.vector_c
+    assert [chosen(narrow, dtype="fp32", direction=direction) for direction in ("bwd_data", "bwd_weight")] == [
+        *("host_direct", "host_winograd" if narrow >= 24 else "host_direct")
+    ]
     others: tuple[dict[str, Any], ...] = ({"size": 5}, {"dtype": "bf16"}, {"stride": (2, 1)}, {"dilation": (1, 2)})
     for fields in others:
         assert chosen(64, **{"g": 1, "dtype": "fp32", "size": 14} | fields) != "host_winograd"
@@ -289,6 +298,23 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     ] == ["host_scatter", "host_panel", "host_panel"]
     deep = ConvProblem(**few | {"size": (5, 9, 9)}, filter=(3, 1, 1))
     assert catalog.stages(deep)[0].algorithm.pipeline == "host_scatter"
+
+
+@pytest.mark.parametrize("direction", ["forward", "bwd_weight"])
+def test_narrow_register_tiles_are_for_few_columns(catalog: Catalog, direction: str) -> None:
+    """They take longer for a column, so that some columns of zeros are better than they are."""
+    if "x86_64_v4" not in ARCHES:
+        pytest.skip("this CPU has no AVX-512")
+
+    def width(columns: int) -> int:
+        channels = {"c": columns, "k": 64} if direction == "bwd_weight" else {"c": 64, "k": columns}
+        problem = ConvProblem(direction=direction, n=2, size=(9, 9), filter=(1, 1), dtype="fp32", **channels)
+        return int(catalog.select(problem, arch="x86_64_v4").kernels[0].algorithm.warp_tile_n)
+
+    assert {columns: width(columns) for columns in (8, 16, 24, 48, 64, 72, 144, 224, 240)} == {
+        **{8: 16, 16: 16, 24: 32, 48: 64, 64: 64},
+        **{72: 32, 144: 32, 224: 32, 240: 64},
+    }
 
 
 def test_selection_asks_for_what_rules_of_the_arch_name(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def test_sanitizers_find_nothing_in_convolutions(tmp_path: Path, sanitizer: Sani
     wanted = [("host_panel", "forward", "bf16"), ("host_panel", "bwd_weight", "fp32")]
     wanted += [("host_scatter", "bwd_data", "fp32")]
     wanted += [("host_direct", "bwd_data", "fp16"), ("host_direct", "bwd_weight", "fp32")]
-    wanted += [("host_winograd", direction, "fp32") for direction in ("forward", "bwd_data")]
+    wanted += [("host_winograd", direction, "fp32") for direction in ("forward", "bwd_data", "bwd_weight")]
     with Catalog(tmp_path / "catalog.db") as catalog:
         for index, (pipeline, direction, dtype) in enumerate(wanted):
             arch = ARCHES[index % len(ARCHES)]

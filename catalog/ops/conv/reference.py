@@ -10,6 +10,8 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
   factor of an image is rounded once, one of a weight twice, and a result twice. All errors are relative to what the
   transforms make of absolute values with absolute coefficients. The coefficients are those of Lavin and Gray, "Fast
   Algorithms for Convolutional Neural Networks" (2015).
+- The gradient of a weight is F(3 x 3, 2 x 2), and adds up the products of all squares of 2 x 2 gradients. Along each
+  axis, a factor of either image is rounded once, and a result twice.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def tolerances(problem: ConvProblem, inputs: Mapping[str, Array], *, transforms:
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
     ones = {name: np.ones_like(array) for name, array in sizes.items()}
     computed, depth, roundings = _computed, problem.depth, 1
-    if transforms:
+    if transforms and problem.direction == "bwd_weight":
+        planes, high, wide = (1, *problem.out)[-3:]
+        computed, depth, roundings = _filtered, problem.n * planes * -(-high // 2) * -(-wide // 2), 1 + 2 * (1 + 1 + 2)
+    elif transforms:
         computed, depth, roundings = _filtered, problem.depth // 9, 1 + 2 * (1 + 2 + 2)
     terms = _filtered(problem, ones)[name] if transforms else depth
     products = computed(problem, sizes)[name]
@@ -93,35 +98,60 @@ _OF_IMAGE = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]])
 _OF_WEIGHT = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]])
 _OF_RESULT = np.array([[1, 1, 1, 0], [0, 1, 1, 1]])
 """Absolute coefficients of the transforms along an axis: from 4 elements of an image and 3 of a filter to 2 results."""
+_OF_GRADIENT = np.array([[1, 0], [1, 1], [1, 1], [0, 1]])
+_OF_FILTER = np.array([[1, 0.5, 0.5, 0], [0, 0.5, 0.5, 0], [0, 0.5, 0.5, 1]])
+"""The same from 4 elements of an image and 2 of the gradient of the output to 3 of a filter."""
 
 
 def _filtered(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Array]:
     """The computed tensor by minimal filtering with absolute coefficients: of sizes, the size of all terms of a sum."""
-    forward = problem.direction == "forward"
-    image, made = ("input", "output") if forward else ("output", "input")
-    x, w = _by_groups(problem, image, given[image]), _by_groups(problem, "weight", given["weight"])
-    if not forward:
+    direction = problem.direction
+    [made] = problem.made
+    x = _by_groups(problem, "output" if direction == "bwd_data" else "input", given.get("input", given.get("output")))
+    other = "output" if direction == "bwd_weight" else "weight"
+    w = _by_groups(problem, other, given[other])
+    if direction == "bwd_data":
         w = np.flip(w.swapaxes(1, 2), tuple(range(3, w.ndim)))
-    extents = problem.out if forward else problem.size
-    begins = [-pad if forward else pad - 2 for pad in problem.pad]
+    extents = problem.size if direction == "bwd_data" else problem.out
+    begins = [pad - 2 if direction == "bwd_data" else -pad for pad in problem.pad]
     if problem.ndim == 2:
         x, w, extents, begins = x[..., None, :, :], w[..., None, :, :], (1, *extents), [0, *begins]
+    high, wide = (-(-extent // 2) for extent in extents[1:])
     ends = [begin + extent + 2 + extent % 2 for begin, extent in zip(begins, extents, strict=True)]
     sides = [(max(0, -begin), max(0, end - size)) for begin, end, size in zip(begins, ends, x.shape[3:], strict=True)]
     seen: Any = (..., *(slice(max(0, begin), None) for begin in begins))
     squares = sliding_window_view(np.pad(x, [(0, 0)] * 3 + sides)[seen], (4, 4), (4, 5))[..., ::2, ::2, :, :]
-    high, wide = (-(-extent // 2) for extent in extents[1:])
     images = np.einsum(
         "ai,ngczyxij,bj->ngczyxab", _OF_IMAGE, squares[..., :high, :wide, :, :], _OF_IMAGE, optimize=True
     )
-    weights = np.einsum("ai,gkcdij,bj->gkcdab", _OF_WEIGHT, w, _OF_WEIGHT, optimize=True)
-    products = np.zeros((*x.shape[:2], w.shape[1], extents[0], high, wide, 4, 4))
-    for plane in range(w.shape[3]):
-        met = images[:, :, :, plane : plane + extents[0]]
-        products += np.einsum("ngczyxab,gkcab->ngkzyxab", met, weights[:, :, :, plane], optimize=True)
-    results = np.einsum("ia,ngkzyxab,jb->ngkzyixj", _OF_RESULT, products, _OF_RESULT, optimize=True)
-    result = results.reshape(*results.shape[:4], 2 * high, 2 * wide)[..., : extents[1], : extents[2]]
+    if direction == "bwd_weight":
+        result = _filtered_weight(problem, images, w)
+    else:
+        weights = np.einsum("ai,gkcdij,bj->gkcdab", _OF_WEIGHT, w, _OF_WEIGHT, optimize=True)
+        products = np.zeros((*x.shape[:2], w.shape[1], extents[0], high, wide, 4, 4))
+        for plane in range(w.shape[3]):
+            met = images[:, :, :, plane : plane + extents[0]]
+            products += np.einsum("ngczyxab,gkcab->ngkzyxab", met, weights[:, :, :, plane], optimize=True)
+        results = np.einsum("ia,ngkzyxab,jb->ngkzyixj", _OF_RESULT, products, _OF_RESULT, optimize=True)
+        result = results.reshape(*results.shape[:4], 2 * high, 2 * wide)[..., : extents[1], : extents[2]]
     return {made: _as_given(problem, made, result[..., 0, :, :] if problem.ndim == 2 else result)}
+
+
+def _filtered_weight(problem: ConvProblem, images: Array, y: Array) -> Array:
+    """The gradient of the weight from transformed squares of the input, (n, g, c, z, y, x, 4, 4), and that of the
+    output, (n, g, k, z, h, w), with absolute coefficients."""
+    *outer, planes, height, width = y.shape
+    high, wide = images.shape[4:6]
+    even = np.pad(y, [(0, 0)] * 4 + [(0, 2 * high - height), (0, 2 * wide - width)])
+    pairs = even.reshape(*outer, planes, high, 2, wide, 2)
+    gradients = np.einsum("ai,ngkzyixj,bj->ngkzyxab", _OF_GRADIENT, pairs, _OF_GRADIENT, optimize=True)
+    taps = range((1, *problem.filter)[-3])
+    sums = [
+        np.einsum("ngczyxab,ngkzyxab->gkcab", images[:, :, :, tap : tap + planes], gradients, optimize=True)
+        for tap in taps
+    ]
+    result: Array = np.einsum("ia,gkcdab,jb->gkcdij", _OF_FILTER, np.stack(sums, axis=3), _OF_FILTER, optimize=True)
+    return result
 
 
 def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], Any]]:

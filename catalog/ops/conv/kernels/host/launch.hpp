@@ -8,6 +8,7 @@
 #include "panel.hpp"
 #include "scatter.hpp"
 #include "winograd.hpp"
+#include "winograd_weight.hpp"
 
 namespace catalog::host {
 
@@ -35,7 +36,11 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
             });
         });
     else if constexpr (Row::transformed)
-        return compute([&](const Window& window) { return WinogradProduct<Row>(*args, of, window, threads).run(); });
+        return compute([&](const Window& window) {
+            using Kernel = std::conditional_t<Row::direction == Direction::bwd_weight, WinogradGradients<Row>,
+                                              WinogradProduct<Row>>;
+            return Kernel(*args, of, window, threads).run();
+        });
     else
         return with_units<typename Row::dtype, Row::in_tiles>([&](auto unit) {
             using Unit = typename decltype(unit)::type;

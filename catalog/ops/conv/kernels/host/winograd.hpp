@@ -4,15 +4,13 @@
 //
 // Images in squares of 4 x 4 and weights are transformed by sums and differences alone. Then there are 16 products of
 // matrices, squares x channels times channels x channels, and another transform makes results of them.
-// Winograd, "Arithmetic Complexity of Computations" (1980); Lavin and Gray, "Fast Algorithms for Convolutional Neural
-// Networks" (2015).
 #pragma once
 
 #include <atomic>
 
 #include "host/around.hpp"
 #include "host/blocks.hpp"
-#include "image.hpp"
+#include "squares.hpp"
 
 namespace catalog::host {
 
@@ -21,8 +19,8 @@ class WinogradProduct {
     using T = typename Row::dtype;
     static_assert(std::is_same_v<T, float> && Row::direction != Direction::bwd_weight && Row::last);
     static constexpr bool forward = Row::direction == Direction::forward;
-    static constexpr int side = 4, places = side * side;  // of a square of the image that is read
-    static constexpr int made = 2;                        // results along a side
+    static constexpr int side = square_side, places = square_places;  // of a square of the image that is read
+    static constexpr int made = square_step;                          // results along a side
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n, tile_k = Row::tile_k, panel = Row::warp_tile_n;
     static constexpr int gap = 16, image_s = tile_k + gap, sums_s = tile_n + gap;
     static_assert(tile_n % panel == 0 && tile_k % lanes == 0);
@@ -42,15 +40,13 @@ class WinogradProduct {
           depth((forward ? args.c : args.k) / args.g),
           columns((forward ? args.k : args.c) / args.g),
           panels((columns + panel - 1) / panel),
-          high((window.axis[1].count + made - 1) / made),
-          wide((window.axis[2].count + made - 1) / made),
+          squares(window, args.n),
           storing((forward ? args.output : args.input).data,
                   args.n * window.positions() * columns * args.g * static_cast<std::int64_t>(sizeof(T))) {}
 
     catalog_status run() {
-        const std::int64_t squares = args.n * window.axis[0].count * high * wide;
-        if (!applies()) return CATALOG_UNSUPPORTED;
-        if (squares == 0) return CATALOG_OK;
+        if (!is_minimal(of)) return CATALOG_UNSUPPORTED;
+        if (squares.count() == 0) return CATALOG_OK;
         Room<T>& room = thread_room<struct TransformedWeights, T>();
         weights = room.reserve(args.g * panels * planes * places * depth * panel);
         T* const none = thread_room<struct NoChannels, T>().reserve(depth);
@@ -62,7 +58,7 @@ class WinogradProduct {
             const std::int64_t index = task / pieces / planes;
             transform_weights(index / panels, index % panels, task / pieces % planes, task % pieces * lanes);
         });
-        const Division<Row> division(args.g, squares, columns, threads);
+        const Division<Row> division(args.g, squares.count(), columns, threads);
         std::atomic<bool> out_of_memory = false;
         parallel_for(args, threads, args.g * division.items(), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
@@ -70,7 +66,7 @@ class WinogradProduct {
             const std::int64_t first = item % division.down * division.item_rows;
             const std::int64_t column = item / division.down % division.across * division.item_columns;
             multiply_tile(*scratch, item / division.items(), first,
-                          static_cast<int>(std::min<std::int64_t>(division.item_rows, squares - first)), column,
+                          static_cast<int>(std::min<std::int64_t>(division.item_rows, squares.count() - first)), column,
                           static_cast<int>(std::min<std::int64_t>(division.item_columns, columns - column)));
         });
         constexpr std::size_t most = 16 << 20;  // elements that stay in memory for the next launch
@@ -79,22 +75,6 @@ class WinogradProduct {
     }
 
    private:
-    bool applies() const {
-        for (int i = 0; i < axes; ++i)
-            if ((i > 0 && of.filter[i] != 3) || of.stride[i] != 1 || of.dilation[i] != 1) return false;
-        return true;
-    }
-
-    // Differences and sums of four neighbours, of which three at a time meet the filter.
-    static void transform_image(Float (&x)[places], int begin, int step) {
-        Float *const a = x + begin, *const b = a + step, *const c = b + step, *const d = c + step;
-        const Float second = *b;
-        *a -= *c;
-        *b += *c;
-        *c -= second;
-        *d = second - *d;
-    }
-
     static void transform_weights(const Float (&w)[3], Float* to, int step) {
         const Float outer = (w[0] + w[2]) * 0.5f, inner = w[1] * 0.5f;
         to[0] = w[0];
@@ -152,30 +132,6 @@ class WinogradProduct {
         }
     }
 
-    // A square: the first of its results.
-    struct Square {
-        std::int64_t image, z, y, x;
-    };
-    Square square(std::int64_t index) const {
-        const std::int64_t line = index / wide, slice = line / high, count = window.axis[0].count;
-        return {slice / count, slice % count, line % high * made, index % wide * made};
-    }
-
-    // The channels of each place that a plane of the filter meets; zeros outside of the image.
-    void find_channels(const Image<const T>& image, const Square& at, std::int64_t plane, const T* (&to)[places]) const {
-        const auto first = [&](int axis, std::int64_t result) {  // what the filter's elements meet ascends or descends
-            return window.axis[axis].origin + result - (forward ? 0 : 2);
-        };
-        const std::int64_t d = window.axis[0].origin + at.z + plane * window.axis[0].apart;
-        const std::int64_t y = first(1, at.y), x = first(2, at.x);
-        for (int place = 0; place < places; ++place) {
-            const std::int64_t h = y + place / side, w = x + place % side;
-            const bool inside = 0 <= d && d < image.extents[0] && 0 <= h && h < image.extents[1] && 0 <= w &&
-                                w < image.extents[2];
-            to[place] = inside ? image.data + at.image * image.stride_image + image.index(d, h, w) * image.all_channels : zeros;
-        }
-    }
-
     Image<const T> image_read(std::int64_t group) const {
         if constexpr (forward)
             return {args.input, of.size, args.c, args.g, group, true};
@@ -190,7 +146,11 @@ class WinogradProduct {
         for (std::int64_t step = 0; step < planes * pieces; ++step) {
             const std::int64_t plane = step / pieces, k = step % pieces * tile_k;
             const int deep = static_cast<int>(std::min<std::int64_t>(tile_k, depth - k));
-            for (int i = 0; i < rows; ++i) transform_images(image, square(first + i), plane, k, deep, scratch, i);
+            for (int i = 0; i < rows; ++i) {
+                const T* channels[places];
+                squares.find_channels(image, squares[first + i], plane, zeros, channels);
+                transform_image(channels, k, deep, scratch.images[0] + i * image_s, tile_m * image_s);
+            }
             for (int j = 0; j < count; j += panel)
                 for (int place = 0; place < places; ++place) {
                     const Rows<const T> b{transformed(group, (column + j) / panel, plane, place) + k * panel, panel};
@@ -205,26 +165,8 @@ class WinogradProduct {
                     });
                 }
         }
-        for (int i = 0; i < rows; ++i) finish(scratch, i, group, square(first + i), column, count);
+        for (int i = 0; i < rows; ++i) finish(scratch, i, group, squares[first + i], column, count);
         storing.finish();
-    }
-
-    // Channels of a square: in each place, a row of the matrix that is multiplied.
-    void transform_images(const Image<const T>& image, const Square& at, std::int64_t plane, std::int64_t channel,
-                          int count, Scratch& scratch, int row) const {
-        const T* channels[places];
-        find_channels(image, at, plane, channels);
-        for (int k = 0; k < count; k += lanes) {
-            Float x[places];
-#pragma GCC unroll 16
-            for (int place = 0; place < places; ++place) x[place] = load_first(channels[place] + channel + k, count - k);
-#pragma GCC unroll 4
-            for (int i = 0; i < side; ++i) transform_image(x, i, side);
-#pragma GCC unroll 4
-            for (int i = 0; i < side; ++i) transform_image(x, side * i, 1);
-#pragma GCC unroll 16
-            for (int place = 0; place < places; ++place) store(scratch.images[place] + row * image_s + k, x[place]);
-        }
     }
 
     // The results of a square.
@@ -270,7 +212,7 @@ class WinogradProduct {
             for (int j = 0; to[i] && j < count; ++j) to[i][j] = 0;
         for (std::int64_t plane = 0; plane < planes; ++plane) {
             const T* channels[places];
-            find_channels(image, at, plane, channels);
+            squares.find_channels(image, at, plane, zeros, channels);
             for (int i = 0; i < made * made; ++i)
                 for (int j = 0; to[i] && j < count; ++j)
                     for (int y = 0; y < 3; ++y)
@@ -291,9 +233,9 @@ class WinogradProduct {
     const Window& window;
     const int threads;
     const std::int64_t planes, depth, columns, panels;
-    const std::int64_t high, wide;  // squares of an image
+    const Squares squares;
     const Storing storing;
-    T* weights;                     // transformed: of each panel of columns, planes x places x depth x panel
+    T* weights;  // transformed: of each panel of columns, planes x places x depth x panel
     const T* zeros;
 };
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from catalog.runtime.guard import guarded_problem
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.validate import run_problem
 from catalog.schema.kernel import Kernel
+from catalog.settings import settings
 
 SEED = 2026
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
@@ -70,14 +72,24 @@ def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
     return chosen
 
 
-def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
-    """Run a kernel on drawn problems; the largest share of a tolerance that was used."""
+@contextmanager
+def on_threads(number: int) -> Iterator[None]:
+    """Plans made meanwhile launch on ``number`` threads."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CATALOG_NUM_THREADS", str(number))
+        settings.cache_clear()
+        yield
+    settings.cache_clear()
+
+
+def check(catalog: Catalog, kernel: Kernel, problems: int, *also: GemmProblem) -> float:
+    """Run a kernel on drawn problems and numbers of threads; the largest share of a tolerance that was used."""
     rng, used = random.Random(kernel.name), 0.0  # noqa: S311
-    for _ in range(problems):
-        problem = problem_of_row(kernel, rng)
+    for index, problem in enumerate([*(problem_of_row(kernel, rng) for _ in range(problems)), *also]):
         inputs, c, around = tensors_of(problem, rng)
         expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
-        catalog.plan(problem, kernel).bind(inputs, outputs=None if problem.beta else {"c": c}).launch()
+        with on_threads((1, 2, 5)[index % 3]):
+            catalog.plan(problem, kernel).bind(inputs, outputs=None if problem.beta else {"c": c}).launch()
         share = allowed.used(c, expected)
         assert share <= 1, f"c is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"
         assert is_intact(c, around)
@@ -170,7 +182,8 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
         ):
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
             kernel = rows(other, wanted, "x86_64_v4")[0]
-            check(other, kernel, 20)
+            streamed = GemmProblem(m=300, n=650, k=70, dtype=dtype, layout=layout)  # B is read as tiles
+            check(other, kernel, 20, *[streamed] * (family == "universal" and layout == "rcr"))
         amx.pretend("host_amx", tmp_path, monkeypatch, halves=True)
         check(other, kernel, 20)
 
@@ -190,20 +203,20 @@ def test_sums_of_pairs_stay_in_registers(catalog: Catalog) -> None:
 
 
 @pytest.mark.slow
-def test_tiles_threads_and_strides_do_not_change_results(catalog: Catalog) -> None:
-    problem = GemmProblem(m=37, n=1100, k=700, dtype="fp32", layout="rrr")
+@pytest.mark.parametrize("m", [37, 300])
+def test_tiles_threads_and_strides_do_not_change_results(catalog: Catalog, m: int) -> None:
+    """Each thread packs what it multiplies, or all of them together if there is much: 300 rows for 3 threads."""
+    problem = GemmProblem(m=m, n=1100, k=700, dtype="fp32", layout="rrr")
     inputs = make_inputs(problem, SEED)
-    first, *others = (
-        catalog.plan(problem, kernel).run(inputs).outputs["c"]
-        for kernel in rows(
-            catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel' AND family = 'universal'"
-        )
-    )
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+    kernels = rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel' AND family = 'universal'")
+    first = catalog.plan(problem, kernels[0]).run(inputs).outputs["c"]
+    expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
+    assert allowed.used(first, expected) <= 1
+    for kernel, threads in product(kernels, (1, 2, 3, 7)):
+        with on_threads(threads):
+            np.testing.assert_array_equal(catalog.plan(problem, kernel).run(inputs).outputs["c"], first)
     top = GemmProblem(m=5, n=1100, k=700, dtype="fp32", layout="rrr")
-    kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")[0]
-    part = catalog.plan(top, kernel).run(a=inputs["a"][:5], b=inputs["b"]).outputs["c"]
+    part = catalog.plan(top, kernels[0]).run(a=inputs["a"][:5], b=inputs["b"]).outputs["c"]
     np.testing.assert_array_equal(part, first[:5])
 
 

@@ -1,5 +1,5 @@
 // The product by packed panels: all of A and B become units in the order of the register tiles, then every thread takes
-// tiles of C.
+// tiles of C. Of a small product, each thread packs what its tiles need: reading what others have packed takes longer.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,34 @@
 
 namespace catalog::host {
 
+// How C of a small product is divided: a part for each thread, all about equal. The parts are those that take least time.
+template <class Row, int factors>
+struct SmallDivision {
+    std::int64_t item_rows, item_columns, down, across;
+
+    SmallDivision(std::int64_t rows, std::int64_t columns, int threads) {
+        // Multiplications in the time in which an element is packed.
+        constexpr double packing = Row::in_tiles ? 64 : 16 * factors;
+        const std::int64_t most = std::min<std::int64_t>((rows + Row::warp_tile_m - 1) / Row::warp_tile_m, threads);
+        double least = 0;
+        for (std::int64_t parts = 1; parts <= most; ++parts) {
+            const std::int64_t high = part(rows, parts, Row::warp_tile_m);
+            const std::int64_t wide = part(columns, (threads + parts - 1) / parts, Row::warp_tile_n);
+            const std::int64_t all_down = (rows + high - 1) / high, all_across = (columns + wide - 1) / wide;
+            const auto turns = static_cast<double>((all_down * all_across + threads - 1) / threads);
+            const double time = turns * (static_cast<double>(high * wide) + packing * static_cast<double>(high + wide));
+            if (parts > 1 && time >= least) continue;
+            least = time;
+            item_rows = high, item_columns = wide, down = all_down, across = all_across;
+        }
+    }
+
+   private:
+    static std::int64_t part(std::int64_t extent, std::int64_t parts, std::int64_t block) {
+        return ((extent + parts - 1) / parts + block - 1) / block * block;
+    }
+};
+
 template <class Row, class Unit>
 class PanelProduct {
     using T = typename Row::dtype;
@@ -19,6 +47,8 @@ class PanelProduct {
     static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n;
     static constexpr std::int64_t a_step = Block::a_step;
+    // Rows of A that are packed in a share, so that threads have enough of them where A has few tiles.
+    static constexpr int packed_rows = Row::in_tiles || Row::a_along ? tile_m / 4 : tile_m;
     static_assert(tile_n % panel == 0 && tile_m % lanes == 0, "tiles are whole blocks");
 
     // Each factor is packed in chunks of about this many units, more only if the depth of one tile has more: together
@@ -43,10 +73,14 @@ class PanelProduct {
     }
 
     catalog_status run() {
+        steps = (units + step - 1) / step;
+        if (is_small()) {
+            multiply_small(SmallDivision<Row, factors>(args.m, args.n, threads));
+            return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
+        }
         const std::int64_t deep = std::max<std::int64_t>(units, 1);
         rows_of_chunk = std::max<std::int64_t>(chunk_units / deep / tile_m, 1) * tile_m;
         columns_of_chunk = std::max<std::int64_t>(chunk_units / deep / tile_n, 1) * tile_n;
-        steps = (units + step - 1) / step;
         const std::int64_t rows = std::min(rows_of_chunk, (args.m + tile_m - 1) / tile_m * tile_m);
         const std::int64_t columns = std::min(columns_of_chunk, (args.n + panel - 1) / panel * panel);
         Room<Unit>& of_a = thread_room<struct PackedA, Unit>();
@@ -62,20 +96,59 @@ class PanelProduct {
     }
 
    private:
+    // Whether threads had better pack the same rows and columns than read them from the caches of other cores: the fewer
+    // threads, the fewer are the same.
+    bool is_small() const {
+        constexpr double most_work = 1 << 27;
+        constexpr std::int64_t most_packed = 1 << 22;  // elements
+        return threads > 1 && work_of(args) <= (threads == 2 && !Row::in_tiles ? 8 : 1) * most_work &&
+               (args.m + args.n) * args.k <= most_packed;
+    }
+
+    void multiply_small(const SmallDivision<Row, factors>& division) {
+        parallel_for(args, threads, division.down * division.across, [&](std::int64_t item) {
+            const std::int64_t first_row = item % division.down * division.item_rows;
+            const std::int64_t first_column = item / division.down * division.item_columns;
+            const std::int64_t end_row = std::min(first_row + division.item_rows, args.m);
+            const std::int64_t end_column = std::min(first_column + division.item_columns, args.n);
+            Scratch* const scratch = thread_scratch<Scratch>();
+            Unit* const a = thread_room<struct RowsOfThread, Unit>().reserve(steps * a_step + 1);
+            Unit* const b = thread_room<struct ColumnsOfThread, Unit>().reserve(division.item_columns * units + 1);
+            if (!scratch || !a || !b) return void(out_of_memory = true);
+            for (std::int64_t column = first_column; column < end_column; column += panel)
+                for (std::int64_t k = 0; k < steps; ++k)
+                    pack_b(column, std::min<std::int64_t>(end_column - column, panel), k,
+                           b + (column - first_column) * units);
+            [[maybe_unused]] const typename Block::State state;
+            for (std::int64_t row = first_row; row < end_row; row += tile_m) {
+                const int rows = static_cast<int>(std::min<std::int64_t>(end_row - row, tile_m));
+                for (std::int64_t k = 0; k < steps; ++k) pack_a(row, rows, k, a + k * a_step);
+                for (std::int64_t column = first_column; column < end_column; column += tile_n)
+                    multiply_tile(*scratch, a, 0, b + (column - first_column) * units, row, column, rows,
+                                  static_cast<int>(std::min<std::int64_t>(end_column - column, tile_n)));
+            }
+        });
+    }
+
     void multiply_chunk(std::int64_t first_row, std::int64_t first_column) {
         const std::int64_t rows = std::min(rows_of_chunk, args.m - first_row);
         const std::int64_t columns = std::min(columns_of_chunk, args.n - first_column);
         // What is packed stays until it changes.
         const bool packs_a = first_column == 0 || rows_of_chunk < args.m, packs_b = first_row == 0;
-        const std::int64_t tasks_a = packs_a ? (rows + tile_m - 1) / tile_m * steps : 0;
-        const std::int64_t tasks_b = packs_b ? (columns + panel - 1) / panel : 0;
+        const std::int64_t tasks_a = packs_a ? (rows + packed_rows - 1) / packed_rows * steps : 0;
+        const std::int64_t tasks_b = packs_b ? (columns + panel - 1) / panel * steps : 0;
 
         const Division<Row> division(1, rows, columns, threads);
         parallel_for(args, threads, tasks_a + tasks_b, [&](std::int64_t task) {
-            if (task < tasks_a)
-                pack_a(first_row, rows, task / steps, task % steps);
-            else
-                pack_b(first_column, columns, task - tasks_a);
+            if (task < tasks_a) {
+                const std::int64_t row = task / steps * packed_rows, k = task % steps;
+                pack_a(first_row + row, std::min<std::int64_t>(packed_rows, rows - row), k,
+                       packed_a + (row / tile_m * steps + k) * a_step + row % tile_m * Block::a_row);
+            } else {
+                const std::int64_t column = (task - tasks_a) / steps * panel, k = (task - tasks_a) % steps;
+                pack_b(first_column + column, std::min<std::int64_t>(panel, columns - column), k,
+                       packed_b + column * units);
+            }
         });
         parallel_for(args, threads, division.items(), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
@@ -86,45 +159,49 @@ class PanelProduct {
             [[maybe_unused]] const typename Block::State state;
             const std::int64_t row = item % division.down * division.item_rows;
             const std::int64_t column = item / division.down * division.item_columns;
-            multiply_tile(*scratch, first_row, first_column, row, column,
+            multiply_tile(*scratch, packed_a + row / tile_m * steps * a_step, static_cast<int>(row % tile_m),
+                          packed_b + column * units, first_row + row, first_column + column,
                           static_cast<int>(std::min<std::int64_t>(division.item_rows, rows - row)),
                           static_cast<int>(std::min<std::int64_t>(division.item_columns, columns - column)));
         });
     }
 
-    void pack_a(std::int64_t first_row, std::int64_t rows, std::int64_t tile, std::int64_t step_index) const {
-        const std::int64_t k = step_index * Row::tile_k, depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
-        const int count = static_cast<int>(std::min<std::int64_t>(tile_m, rows - tile * tile_m));
-        const auto from = factor_of<Row::a_along, T>(args.a, batch).from(first_row + tile * tile_m, k);
-        Block::pack_a(from, count, depth, packed_a + (tile * steps + step_index) * a_step);
+    std::int64_t depth_of(std::int64_t index) const {
+        return std::min<std::int64_t>(Row::tile_k, args.k - index * Row::tile_k);
     }
 
-    void pack_b(std::int64_t first_column, std::int64_t columns, std::int64_t index) const {
-        const int count = static_cast<int>(std::min<std::int64_t>(panel, columns - index * panel));
-        const auto from = factor_of<Row::b_along, T>(args.b, batch).from(first_column + index * panel, 0);
-        pack_panel<Unit, panel>(from, count, args.k, units, packed_b + index * panel * units);
+    // A step of some rows of a tile of A.
+    void pack_a(std::int64_t row, std::int64_t count, std::int64_t index, Unit* to) const {
+        const auto from = factor_of<Row::a_along, T>(args.a, batch).from(row, index * Row::tile_k);
+        Block::pack_a(from, static_cast<int>(count), depth_of(index), to);
     }
 
-    // Rows and columns count from the first ones of the chunk.
-    void multiply_tile(Scratch& scratch, std::int64_t first_row, std::int64_t first_column, std::int64_t row,
+    // A step of the columns of a panel of B, whose first step is at `to`.
+    void pack_b(std::int64_t column, std::int64_t count, std::int64_t index, Unit* to) const {
+        const auto from = factor_of<Row::b_along, T>(args.b, batch).from(column, index * Row::tile_k);
+        pack_panel<Unit, panel>(from, static_cast<int>(count), depth_of(index),
+                                std::min<std::int64_t>(step, units - index * step), to + index * step * panel);
+    }
+
+    // Of A, `skipped` rows come before in the packed tile. Not inlined: it is compiled once for both ways.
+    __attribute__((noinline)) void multiply_tile(Scratch& scratch, const Unit* packed_a, int skipped, const Unit* packed_b, std::int64_t row,
                        std::int64_t column, int rows, int columns) const {
         constexpr int row_s = Scratch::row_s;
-        const int width = round_up(columns, panel), skipped = static_cast<int>(row % tile_m);
+        const int width = round_up(columns, panel);
         if (steps == 0 || in_blocks)
             for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
         for (std::int64_t k = 0; k < steps; ++k) {
-            const Unit* const a = packed_a + (row / tile_m * steps + k) * a_step;
+            const Unit* const a = packed_a + k * a_step;
             const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
             for (int j = 0; j < width; j += panel) {
-                const Unit* const b = packed_b + (column + j) * units + k * step * panel;
+                const Unit* const b = packed_b + j * units + k * step * panel;
                 if constexpr (in_blocks)
-                    multiply_blocks(a, skipped, rows, b, depth, first_row + row, first_column + column + j,
-                                    k * Row::tile_k, scratch.sums + j);
+                    multiply_blocks(a, skipped, rows, b, depth, row, column + j, k * Row::tile_k, scratch.sums + j);
                 else
                     Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, scratch.sums + j);
             }
         }
-        finish<Row>(args, batch, scratch.sums, row_s, first_row + row, first_column + column, rows, columns);
+        finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
     }
 
     // A step of the depth for one panel, block after block; the row, the column and k are those of the product.

@@ -294,8 +294,8 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     few = {"n": 2, "c": 3, "k": 64, "size": (9, 9), "direction": "bwd_data", "dtype": "fp32"}
     assert [
         str(catalog.stages(ConvProblem(filter=filter_, **few | fields))[0].algorithm.pipeline.value)
-        for filter_, fields in (((3, 3), {}), ((1, 1), {}), ((3, 3), {"c": 33}))
-    ] == ["host_scatter", "host_panel", "host_panel"]
+        for filter_, fields in (((3, 3), {}), ((3, 3), {"c": 8}), ((1, 1), {}), ((3, 3), {"c": 33}))
+    ] == ["host_scatter", "host_scatter", "host_panel", "host_panel"]
     deep = ConvProblem(**few | {"size": (5, 9, 9)}, filter=(3, 1, 1))
     assert catalog.stages(deep)[0].algorithm.pipeline == "host_scatter"
 

@@ -152,9 +152,8 @@ struct TileBlocks : BlockSizes<Row, Unit> {
     static void multiply(bool adds, RowsOfA a, int first, int rows, const Unit* b, int depth, Sum* sums) {
         const auto multiply_all = [&](auto adding) {
             for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
-                multiply_tiles<adding, down, 2, true>(a.data + (first + tile * tile_rows) * a.apart,
-                                                      tiles_of_rows(a.apart), b, panel, depth,
-                                                      sums + tile * tile_rows * row_s, row_s);
+                multiply_tiles<adding, down, 2>(a.data + (first + tile * tile_rows) * a.apart, tiles_of_rows(a.apart), b,
+                                                panel, depth, sums + tile * tile_rows * row_s, row_s);
             });
         };
         if (adds)

@@ -37,10 +37,9 @@ inline void multiply_add_tiles() {
 // it may be off by 2^-16 of itself, and takes three quarters of the time.
 enum class PartProducts { all, large };
 
-// Adds the products of a tile's parts to tiles 0 to 3, small ones first. Calls prefetch_tile(tile) for tiles of A.
-template <int down, int across, PartProducts parts, class Prefetch>
-inline void multiply_parts(const SplitHalf* a, TileOrder of_a, const SplitHalf* b, std::ptrdiff_t ldb,
-                           Prefetch prefetch_tile) {
+// Adds the products of a tile's parts to tiles 0 to 3, small ones first.
+template <int down, int across, PartProducts parts>
+inline void multiply_parts(const SplitHalf* a, TileOrder of_a, const SplitHalf* b, std::ptrdiff_t ldb) {
     const auto load_a = [&](const SplitHalf* from) {
         amx::load<4>(from, of_a.row * sizeof(SplitHalf));
         if constexpr (down > 1) amx::load<5>(from + of_a.down, of_a.row * sizeof(SplitHalf));
@@ -67,17 +66,12 @@ inline void multiply_parts(const SplitHalf* a, TileOrder of_a, const SplitHalf* 
     multiply();
     load_b(lower_b);
     multiply();
-    for (const SplitHalf* const tile : {a, lower_a}) {
-        prefetch_tile(tile);
-        if constexpr (down > 1) prefetch_tile(tile + of_a.down);
-    }
 }
 
 // C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
-// a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. `goes_on`: while a
-// tile of A is multiplied, the one of the next rows is prefetched.
-template <bool adds, int down, int across, bool goes_on = false, PartProducts parts = PartProducts::all, class Unit,
-          class Sum>
+// a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. Prefetching the
+// tiles of the next rows would take a quarter longer: as many further loads delay those that products wait for.
+template <bool adds, int down, int across, PartProducts parts = PartProducts::all, class Unit, class Sum>
 inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
                            std::ptrdiff_t ldc) {
     static_assert(down >= 1 && down <= 2 && across >= 1 && across <= 2, "four tiles of C, two of A, two of B");
@@ -88,12 +82,6 @@ inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::pt
         if constexpr (down > 1) visit(std::integral_constant<int, 2>{}, c + tile_rows * ldc);
         if constexpr (down > 1 && across > 1) visit(std::integral_constant<int, 3>{}, c + tile_rows * ldc + tile_rows);
     };
-    const auto prefetch_tile = [&](const Unit* tile) {
-        if constexpr (goes_on) {
-#pragma GCC unroll 16
-            for (int row = 0; row < tile_rows; ++row) prefetch(tile + down * of_a.down + row * of_a.row);
-        }
-    };
     each_of_c([&](auto tile, [[maybe_unused]] const Sum* from) {
         if constexpr (adds)
             amx::load<tile>(from, ldc * sizeof(Sum));
@@ -103,13 +91,12 @@ inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::pt
     for (int k = 0; k < depth; k += whole_units<Unit>) {
         const Unit *const a_k = a + k / tile_units * of_a.along, *const b_k = b + k * ldb;
         if constexpr (std::is_same_v<Unit, SplitHalf>) {
-            multiply_parts<down, across, parts>(a_k, of_a, b_k, ldb, prefetch_tile);
+            multiply_parts<down, across, parts>(a_k, of_a, b_k, ldb);
             continue;
         }
         amx::load<6>(b_k, ldb * sizeof(Unit));
         amx::load<4>(a_k, of_a.row * sizeof(Unit));
         multiply_add_tiles<Unit, 0, 4, 6>();
-        prefetch_tile(a_k);
         if constexpr (across > 1) {
             amx::load<7>(b_k + tile_units, ldb * sizeof(Unit));
             multiply_add_tiles<Unit, 1, 4, 7>();
@@ -117,7 +104,6 @@ inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::pt
         if constexpr (down > 1) {
             amx::load<5>(a_k + of_a.down, of_a.row * sizeof(Unit));
             multiply_add_tiles<Unit, 2, 5, 6>();
-            prefetch_tile(a_k + of_a.down);
         }
         if constexpr (down > 1 && across > 1) multiply_add_tiles<Unit, 3, 5, 7>();
     }

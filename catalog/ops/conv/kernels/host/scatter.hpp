@@ -132,41 +132,61 @@ class ScatteredProduct {
         }
     }
 
+    // Columns of products that are neighbours in a line of the band.
+    struct Piece {
+        const float* products;   // of the first position
+        float* line;             // where the elements of the line begin in the band, if it had all of them
+        std::int64_t first, count;  // elements of the line that the first position meets
+    };
+
     // Columns `begin` to `end` of the products of some positions from `at` on. Position after position: what neighbours in
     // a line add to the same pixels is then far enough apart in time to be read from the cache.
     void scatter(const float* products, int rows, std::int64_t begin, std::int64_t end, const std::int64_t (&at)[axes],
                  Range lines, float* sums) const {
         // Neighbouring taps with all their channels are one piece of a line.
-        const std::int64_t span = of.dilation[2] == 1 ? of.filter[2] : 1, piece = span * channels_in;
+        const std::int64_t span = of.dilation[2] == 1 ? of.filter[2] : 1, of_span = span * channels_in;
         const std::int64_t width = of.size[2] * channels_in;
         const Range seen = across == 2 ? Range{lines.first * channels_in, lines.end * channels_in} : Range{0, width};
-        for (int i = 0; i < rows; ++i, products += row_s) {
-            for (std::int64_t column = begin; column < end;) {
-                const std::int64_t tap = column / piece * span, skipped = column % piece;
-                const std::int64_t count = std::min(piece - skipped, end - column);
-                const std::int64_t of_line = tap / of.filter[2];
-                const std::int64_t d = origin(0, at[0]) + of_line / of.filter[1] * of.dilation[0];
-                const std::int64_t h = origin(1, at[1]) + of_line % of.filter[1] * of.dilation[1];
-                const std::int64_t place = across == 0 ? d : h;
-                const bool in_band = across == 2 || (lines.first <= place && place < lines.end);
-                if (0 <= d && d < of.size[0] && 0 <= h && h < of.size[1] && in_band) {
-                    const std::int64_t w = origin(2, at[2] + i) + tap % of.filter[2] * of.dilation[2];
-                    const std::int64_t first = w * channels_in + skipped;  // of the line's elements
-                    const std::int64_t low = std::max<std::int64_t>(seen.first - first, 0);
-                    const std::int64_t high = std::min(count, seen.end - first);
-                    const std::int64_t above = across == 0 ? (d - lines.first) * of.size[1] + h : h - lines.first;
-                    const std::int64_t line = across == 2 ? -seen.first : above * width;  // where it begins in the band
-                    add(products + (column - begin) + low, high - low, sums + (line + first + low));
-                }
-                column += count;
-            }
+        Piece pieces[tile_n];
+        int number = 0;
+        for (std::int64_t column = begin, count; column < end; column += count) {
+            const std::int64_t tap = column / of_span * span, skipped = column % of_span;
+            count = std::min(of_span - skipped, end - column);
+            const std::int64_t of_line = tap / of.filter[2];
+            const std::int64_t d = origin(0, at[0]) + of_line / of.filter[1] * of.dilation[0];
+            const std::int64_t h = origin(1, at[1]) + of_line % of.filter[1] * of.dilation[1];
+            const std::int64_t place = across == 0 ? d : h;
+            const bool in_band = across == 2 || (lines.first <= place && place < lines.end);
+            if (d < 0 || d >= of.size[0] || h < 0 || h >= of.size[1] || !in_band) continue;
+            const std::int64_t w = origin(2, at[2]) + tap % of.filter[2] * of.dilation[2];
+            const std::int64_t above = across == 0 ? (d - lines.first) * of.size[1] + h : h - lines.first;
+            const std::int64_t line = across == 2 ? -seen.first : above * width;
+            pieces[number++] = {products + (column - begin), sums + line, w * channels_in + skipped, count};
         }
+        const std::int64_t apart = of.stride[2] * channels_in;
+        for (int i = 0; i < rows; ++i)
+            for (const Piece* piece = pieces; piece < pieces + number; ++piece) {
+                const std::int64_t first = piece->first + i * apart;
+                const std::int64_t low = std::max<std::int64_t>(seen.first - first, 0);
+                const std::int64_t high = std::min(piece->count, seen.end - first);
+                add(piece->products + i * row_s + low, high - low, piece->line + first + low);
+            }
     }
 
+    // Whole vectors, so zeros to the elements of the band that follow, or to its last ones.
     static void add(const float* from, std::int64_t count, float* to) {
-        std::int64_t i = 0;
-        for (; i + lanes <= count; i += lanes) store(to + i, load(to + i) + load(from + i));
-        for (; i < count; ++i) to[i] += from[i];
+        for (; count >= lanes; from += lanes, to += lanes, count -= lanes) store(to, load(to) + load(from));
+        if (count <= 0) return;
+        static constexpr auto masks = [] {
+            struct {
+                std::int32_t of[2 * lanes];
+            } all{};
+            for (int i = 0; i < lanes; ++i) all.of[i] = -1;
+            return all;
+        }();
+        Ints mask;
+        std::memcpy(&mask, masks.of + lanes - count, sizeof mask);
+        store(to, load(to) + (Float)((Ints)load(from) & mask));
     }
 
     void store_band(std::int64_t image, std::int64_t group, Range lines, const float* sums) const {

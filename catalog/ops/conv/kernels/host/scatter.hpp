@@ -177,16 +177,16 @@ class ScatteredProduct {
     static void add(const float* from, std::int64_t count, float* to) {
         for (; count >= lanes; from += lanes, to += lanes, count -= lanes) store(to, load(to) + load(from));
         if (count <= 0) return;
-        static constexpr auto masks = [] {
+        static constexpr auto ones = [] {
             struct {
                 std::int32_t of[2 * lanes];
             } all{};
             for (int i = 0; i < lanes; ++i) all.of[i] = -1;
             return all;
         }();
-        Ints mask;
-        std::memcpy(&mask, masks.of + lanes - count, sizeof mask);
-        store(to, load(to) + (Float)((Ints)load(from) & mask));
+        Ints kept;
+        std::memcpy(&kept, ones.of + lanes - count, sizeof kept);
+        store(to, load(to) + (Float)((Ints)load(from) & kept));
     }
 
     void store_band(std::int64_t image, std::int64_t group, Range lines, const float* sums) const {

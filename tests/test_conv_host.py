@@ -283,6 +283,7 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     assert chosen(64, g=1, dtype="fp32", size=14) == "host_winograd"
     for direction in ("bwd_data", "bwd_weight"):
         assert chosen(64, g=1, dtype="fp32", size=14, direction=direction) == "host_winograd"
+    assert chosen(64, g=1, dtype="fp32", size=3, pad=(0, 0), direction="bwd_weight") == "host_panel"  # of one element
     # A vector holds the channels of a group, but minimal filtering takes less time.
     narrow = 2 * rows(catalog, "pipeline = 'host_direct'")[0].algorithm.vector_c
     assert [chosen(narrow, dtype="fp32", direction=direction) for direction in ("bwd_data", "bwd_weight")] == [

@@ -96,8 +96,8 @@ class PanelProduct {
     }
 
    private:
-    // Whether threads had better pack the same rows and columns than read them from the caches of other cores: the fewer
-    // threads, the fewer are the same.
+    // Whether it takes less time to pack the same rows and columns in several threads than to read them from the caches of
+    // other cores. Two threads have few in common.
     bool is_small() const {
         constexpr double most_work = 1 << 27;
         constexpr std::int64_t most_packed = 1 << 22;  // elements
@@ -184,8 +184,8 @@ class PanelProduct {
     }
 
     // Of A, `skipped` rows come before in the packed tile. Not inlined: it is compiled once for both ways.
-    __attribute__((noinline)) void multiply_tile(Scratch& scratch, const Unit* packed_a, int skipped, const Unit* packed_b, std::int64_t row,
-                       std::int64_t column, int rows, int columns) const {
+    __attribute__((noinline)) void multiply_tile(Scratch& scratch, const Unit* packed_a, int skipped, const Unit* packed_b,
+                                                 std::int64_t row, std::int64_t column, int rows, int columns) const {
         constexpr int row_s = Scratch::row_s;
         const int width = round_up(columns, panel);
         if (steps == 0 || in_blocks)

@@ -235,6 +235,9 @@ void sleep_until(std::int64_t ns) {
 void late() {
     constexpr std::int64_t pause = OpenMPPool::first_pause_ns;
     lateness = std::chrono::milliseconds(100);
+    launch_beside();
+    require(teams == 1 && openmp_pool.own_until == 0, "a runtime may not even start threads");
+    teams = 0;
     for (int times = 1; times <= 2; ++times) {
         launch_beside();
         const std::int64_t until = openmp_pool.own_until;
@@ -253,6 +256,7 @@ void late() {
 
 // So it does not if the library's own threads are even slower.
 void slower() {
+    launch_beside();
     lateness = std::chrono::milliseconds(5);
     launch_beside();
     require(openmp_pool.own_until > now_ns(), "the pool does not leave late threads alone");

@@ -113,7 +113,8 @@ class OpenMPPool : public catalog_pool {
                 of_team.compute_shares(of_team.number());
             };
             with_team(compute, &launch, static_cast<unsigned>(team), 0);
-            judge(launch);
+            // In the first launch, the runtime may have had to start threads.
+            if (has_launched.exchange(true, std::memory_order_relaxed)) judge(launch);
         }
     }
 
@@ -150,6 +151,7 @@ class OpenMPPool : public catalog_pool {
     }
 
     // Threads that launch at once write these in any order: they only decide which threads compute.
+    std::atomic<bool> has_launched{false};
     std::atomic<std::int64_t> own_until{0}, team_until{0}, pause_ns{first_pause_ns};
     std::atomic<Body> late_body{nullptr};  // the launch for which the team was left
     std::atomic<std::int64_t> late_shares{0}, late_ns{0};

@@ -72,7 +72,7 @@ def test_kernels_of_all_kinds_compute_any_problem(catalog: Catalog) -> None:
     kernels += [
         rows(catalog, f"{scatter} = '{dtype}' AND ndim = {ndim}")[0] for dtype, ndim in (("fp32", 2), ("bf16", 3))
     ]
-    kernels += rows(catalog, "pipeline = 'host_winograd' AND (ndim = 2 OR warp_tile_m = 6)")
+    kernels += rows(catalog, "pipeline = 'host_winograd'")
     assert not catalog.builder.build_many(kernels).failures
     used = {kernel.name: check(catalog, kernel, 40) for kernel in kernels}
     assert max(used.values()) > 0.02, "tolerances are far too wide"

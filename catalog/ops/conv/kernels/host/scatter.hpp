@@ -134,8 +134,8 @@ class ScatteredProduct {
 
     // Columns of products that are neighbours in a line of the band.
     struct Piece {
-        const float* products;   // of the first position
-        float* line;             // where the elements of the line begin in the band, if it had all of them
+        const float* products;      // of the first position
+        float* line;                // where the elements of the line begin in the band, if it had all of them
         std::int64_t first, count;  // elements of the line that the first position meets
     };
 
@@ -173,7 +173,7 @@ class ScatteredProduct {
             }
     }
 
-    // Whole vectors, so zeros to the elements of the band that follow, or to its last ones.
+    // Adds whole vectors: zeros to the elements that follow, which are the band's own or the room behind it.
     static void add(const float* from, std::int64_t count, float* to) {
         for (; count >= lanes; from += lanes, to += lanes, count -= lanes) store(to, load(to) + load(from));
         if (count <= 0) return;

@@ -25,6 +25,9 @@ inline double work_of(const catalog_args& args) {
     return static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
 }
 
+// Multiplications up to which threads pack what they multiply themselves.
+inline constexpr double small_product = 1 << 27;
+
 // Whether there are groups for a kernel of groups, and only there, and they fill their axis.
 template <class Row>
 inline catalog_status check_groups(const catalog_args& args) {

@@ -97,11 +97,10 @@ class PanelProduct {
 
    private:
     // Whether it takes less time to pack the same rows and columns in several threads than to read them from the caches of
-    // other cores. Two threads have few in common.
+    // other cores. Two threads pack the fewest of them twice.
     bool is_small() const {
-        constexpr double most_work = 1 << 27;
         constexpr std::int64_t most_packed = 1 << 22;  // elements
-        return threads > 1 && work_of(args) <= (threads == 2 && !Row::in_tiles ? 8 : 1) * most_work &&
+        return threads > 1 && work_of(args) <= (threads == 2 && !Row::in_tiles ? 8 : 1) * small_product &&
                (args.m + args.n) * args.k <= most_packed;
     }
 

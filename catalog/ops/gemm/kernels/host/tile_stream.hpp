@@ -21,7 +21,6 @@ class TileStream {
     static constexpr int chunk = 256;               // units of a column that stay in L1 until all rows are multiplied
     static constexpr std::int64_t at_once = 128;    // rows of A, whose sums stay in L1
     static constexpr std::int64_t most_rows = 512;  // with more, it takes less time to pack B
-    static constexpr double small_square = 1 << 27;  // up to which that is so with as many rows as columns, too
 
     struct Scratch {
         static constexpr int row_s = columns + 16, width = most_across * tile_rows;
@@ -35,8 +34,7 @@ class TileStream {
         Row::in_tiles && Row::b_along && holds_neighbours<Unit, T> && scales_of<Row> != Scales::block;
 
     static bool takes(const catalog_args& args) {
-        const bool is_square = 2 * args.m >= args.n && work_of(args) <= small_square;
-        return args.m <= most_rows && args.n >= columns && args.b.stride_outer % factors == 0 && !is_square;
+        return args.m <= most_rows && args.n >= columns && args.b.stride_outer % factors == 0;
     }
 
     static std::int64_t tiles(const catalog_args& args) {

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.problem import Problem as AnyProblem
 
 TOKENS, HIDDEN = 16_384, 2_048
+DECODED = (1, 8, 32, 128)
+"""Batches of decoding."""
 COPY_BYTES = 1 << 32
 BUSY_BYTES = 1 << 30
 READ_BYTES = 1 << 28
@@ -182,17 +185,25 @@ class Bench:
     def decode(self, seqlens: Sequence[int]) -> Iterator[Row]:
         source = torch.empty(COPY_BYTES // 2, device="cuda", dtype=torch.uint8)
         target = torch.empty_like(source)
-        for seqlen in seqlens:
-            problem = decode_problem(seqlen)
+        for problem in decode_problems(seqlens):
+            seqlen = problem.seqlen_k
             q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
             k, v = (tensors(problem.batch, problem.nhead_k, seqlen, problem.hdim_q) for _ in range(2))
             o = torch.empty_like(q)
             bound, kernel = self.bound(problem, {"q": q, "k": k, "v": v}, {"o": o})
             check(f"decode {problem.key}", o, scaled_dot_product_attention(q, k, v, enable_gqa=True))
-            times = medians({"ours": bound.enqueue, "copy": lambda: target.copy_(source)}, self.seconds)
-            rates = {"ours": problem.bytes / times["ours"] / 1e6, "copy": COPY_BYTES / times["copy"] / 1e6}
-            share = rates["ours"] / rates["copy"]
-            yield Row("decode", {"seqlen": seqlen}, rates | {"of copy": share}, {"copy x 0.85": share >= 0.85}, kernel)
+            sides: dict[str, Call] = {
+                "ours": bound.enqueue,
+                "cudnn": partial(cudnn, q, k, v),
+                "copy": partial(target.copy_, source),
+            }
+            times = medians(sides, self.seconds, cold=True)
+            moved = {"ours": problem.bytes, "cudnn": problem.bytes, "copy": COPY_BYTES}
+            rates = {name: moved[name] / ms / 1e6 for name, ms in times.items()}
+            ratios = {f"of {name}": rates["ours"] / rates[name] for name in ("cudnn", "copy")}
+            figures = {"us": 1e3 * times["ours"]} | rates | ratios
+            labels = {"batch": problem.batch, "seqlen": seqlen}
+            yield Row("decode", labels, figures, {"cudnn x 1.0": ratios["of cudnn"] >= 1.0}, kernel)
 
     def launch(self) -> Iterator[Row]:
         problem = LAUNCH
@@ -230,8 +241,16 @@ def backward_problem(hdim: int, seqlen: int, mask: str) -> Problem:
     )
 
 
-def decode_problem(seqlen: int) -> Problem:
-    return Problem(op="splitkv", batch=16, nhead_q=64, nhead_k=8, seqlen_q=1, seqlen_k=seqlen, hdim_q=128, dtype="bf16")
+def decode_problems(seqlens: Sequence[int]) -> Iterator[Problem]:
+    heads = {"nhead_q": 64, "nhead_k": 8, "hdim_q": 128}
+    for batch in DECODED:
+        for seqlen in seqlens:
+            yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype="bf16", **heads)
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
 def build(catalog: Catalog, problems: Sequence[AnyProblem]) -> None:
@@ -270,7 +289,7 @@ def main() -> None:
             for mask in ("no", "causal"):
                 problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
                 problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
-    problems += [decode_problem(seqlen) for seqlen in options.seqlen] if "decode" in chosen else []
+    problems += decode_problems(options.seqlen) if "decode" in chosen else []
     if options.candidates:
         rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
         tuning = TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from conftest import slow_but
@@ -14,7 +15,7 @@ from catalog.errors import BuildError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Family, Pipeline, Qscale
-from catalog.ops.attention.workspace import splits_of
+from catalog.ops.attention.workspace import splits_of, workspace_of
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.arguments import template
@@ -25,6 +26,7 @@ ROWS = (
     (Family.FWD, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV, Pipeline.SM90_STREAM),
+    (Family.FWD_SPLITKV, Pipeline.SM90_WHOLE),
     (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED),
     (Family.FWD_PAGEDKV, Pipeline.SM90_MMA),
     (Family.BATCH_PREFILL, Pipeline.SM90_MMA),
@@ -55,6 +57,7 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "mask": "causal", "lse": True},
     {"hdim_q": 64, "mask": "window", "window": (128, 0)},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
+    {"op": "splitkv", "batch": 64, "hdim_q": 128, "seqlen_q": 1},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
     {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
@@ -107,17 +110,14 @@ def assert_compiles_without_spills(catalog: Catalog, kernel: Kernel) -> None:
     assert code > 500
 
 
-def test_a_stream_row_needs_no_second_launch_and_takes_no_number_of_splits(catalog: Catalog) -> None:
-    kernel = row(catalog, Family.FWD_SPLITKV, Pipeline.SM90_STREAM)
-    heads = {
-        "batch": 2,
-        "nhead_q": 16,
-        "nhead_k": 4,
-        "seqlen_q": 1,
-        "seqlen_k": 4096,
-        "hdim_q": kernel.signature.hdim_q,
-    }
-    problem = Problem(op="splitkv", **heads, dtype="bf16", mask=kernel.signature.mask.value)
+SHORT_QUERIES: dict[str, Any] = {"op": "splitkv", "nhead_q": 64, "nhead_k": 8, "seqlen_q": 1, "dtype": "bf16"}
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline.SM90_STREAM, Pipeline.SM90_WHOLE])
+def test_some_rows_need_no_second_launch_and_take_no_number_of_splits(catalog: Catalog, pipeline: Pipeline) -> None:
+    kernel = row(catalog, Family.FWD_SPLITKV, pipeline)
+    signature = kernel.signature
+    problem = Problem(batch=2, seqlen_k=4096, hdim_q=signature.hdim_q, mask=signature.mask.value, **SHORT_QUERIES)
     assert catalog.plan(problem, kernel).kernels == (kernel,)
     stated = problem.model_copy(update={"num_splits": 2})
 
@@ -125,8 +125,50 @@ def test_a_stream_row_needs_no_second_launch_and_takes_no_number_of_splits(catal
         found = catalog.candidates(of, arch="sm_90", limit=20)
         return {candidate.kernel.algorithm.pipeline.value for candidate in found}
 
-    assert pipelines(problem) == {"sm90_mma", "sm90_stream"}
+    assert pipelines(problem) == {"sm90_mma", "sm90_stream", "sm90_whole"}
     assert pipelines(stated) == {"sm90_mma"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen_k", "pipeline"),
+    [
+        (1, 512, "whole"),
+        (1, 1024, "mma"),
+        (4, 8192, "mma"),
+        (8, 4096, "whole"),
+        (20, 8192, "mma"),
+        (128, 1024, "whole"),
+    ],
+)
+def test_keys_stay_whole_where_that_keeps_the_memory_busy(
+    catalog: Catalog, batch: int, seqlen_k: int, pipeline: str
+) -> None:
+    """The faster one of the two on an H100."""
+    problem = Problem(batch=batch, seqlen_k=seqlen_k, hdim_q=128, **SHORT_QUERIES)
+    assert catalog.select(problem, arch="sm_90").kernels[0].algorithm.pipeline == f"sm90_{pipeline}"
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.slow
+def test_whole_keys_need_no_workspace(catalog: Catalog) -> None:
+    problem = Problem(batch=64, seqlen_k=1024, hdim_q=128, num_splits=1, **SHORT_QUERIES)
+    kernel = next(
+        candidate.kernel
+        for candidate in catalog.candidates(problem, arch="sm_90", limit=5)
+        if candidate.kernel.algorithm.pipeline is Pipeline.SM90_WHOLE
+    )
+    needed = needed_workspace(catalog, problem, kernel)
+    assert needed.num_splits == 1
+    assert workspace_of(problem, 1, [needed]).partials == {}
+
+
+def needed_workspace(catalog: Catalog, problem: Problem, kernel: Kernel) -> Any:
+    """What the kernel's library asks for."""
+    library = ctypes.CDLL(str(catalog.build(kernel).path))
+    args = template(problem, ()).fill({}, (), (), 8, {})
+    needed = ARGUMENTS.workspace()
+    assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
+    return needed
 
 
 @pytest.mark.usefixtures("nvcc")
@@ -136,10 +178,7 @@ def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, bat
     """One dQ in float32, as without it, and a counter for each tile: not a dQ for each tile of keys."""
     problem = Problem(op="bwd", batch=batch, nhead_q=16, seqlen_q=8192, hdim_q=128, dtype="bf16", deterministic=True)
     main = catalog.select(problem, arch="sm_90").kernels[1]
-    library = ctypes.CDLL(str(catalog.build(main).path))
-    args = template(problem, ()).fill({}, (), (), 8, {})
-    needed = ARGUMENTS.workspace()
-    assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
+    needed = needed_workspace(catalog, problem, main)
     dq = batch * 16 * 8192 * 128 * 4
     assert needed.num_splits == 1
     assert dq < needed.dq_acc <= 1.001 * dq

@@ -34,16 +34,20 @@ MAIN_STAGE: Mapping[Op, Family] = MappingProxyType(
 """The stage that does most of the work of each operation."""
 
 
+_WITHOUT_COMBINE = frozenset({Pipeline.SM90_STREAM, Pipeline.SM90_WHOLE})
+
+
 def stages_of(op: Op, main: Kernel) -> tuple[Family, ...]:
     """The stages of a plan whose main kernel is ``main``.
 
     A backward kernel for short queries processes all of them at once and writes dQ itself, so no conversion follows.
-    A split-KV kernel whose blocks share all keys evenly combines its parts itself.
+    A split-KV kernel that leaves the keys whole has no parts to combine, and one whose blocks share all keys evenly
+    combines its parts itself.
     """
     spared = set()
     if main.algorithm.max_seq_q:
         spared.add(Family.BWD_CONVERT_DQ)
-    if main.algorithm.pipeline is Pipeline.SM90_STREAM:
+    if main.algorithm.pipeline in _WITHOUT_COMBINE:
         spared.add(Family.FWD_SPLITKV_COMBINE)
     return tuple(family for family in STAGES[op] if family not in spared)
 
@@ -63,8 +67,11 @@ _WORKSPACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def workspaces_of(kernel: Kernel) -> tuple[str, ...]:
-    """The :data:`WORKSPACES` that ``kernel`` reads or writes; a kernel that writes dQ itself has no partial dQ."""
-    used = _WORKSPACES.get(kernel.family, ())
+    """The :data:`WORKSPACES` that ``kernel`` reads or writes.
+
+    A kernel that writes dQ itself has no partial dQ, and one that leaves the keys whole has no parts.
+    """
+    used = () if kernel.algorithm.pipeline is Pipeline.SM90_WHOLE else _WORKSPACES.get(kernel.family, ())
     return tuple(name for name in used if name != "dq_acc" or not kernel.algorithm.max_seq_q)
 
 

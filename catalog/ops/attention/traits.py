@@ -142,6 +142,7 @@ class Pipeline(OpenWord, group="catalog.attention.pipelines", kind=Extension):
     SM90_MMA = "sm90_mma"
     SM90_STREAM = "sm90_stream"
     SM90_WGMMA = "sm90_wgmma"
+    SM90_WHOLE = "sm90_whole"
 
 
 Pad = Literal[0, 1, 8]

@@ -71,13 +71,18 @@ def _whole_waves(items: int, places: int, most: int) -> int:
 
 
 def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = ()) -> Workspace:
-    """The workspace with ``num_splits`` splits; kernels may require more bytes for partial results."""
+    """The workspace with ``num_splits`` splits.
+
+    ``insisting`` are the workspaces that the kernels of a plan need. They may require more bytes for partial results;
+    those that none of them needs are left out.
+    """
     if not problem.divided:
         return Workspace(num_splits)
     partials, strides = {}, _strides(problem)
     for name, (width, least) in _parts(problem, num_splits).items():
-        size = max([least, *[getattr(needed, name) for needed in insisting]])
-        partials[name] = Partial(size, tuple([stride * width for stride in strides]))
+        needed = [getattr(size, name) for size in insisting] or [least]
+        if any(needed):
+            partials[name] = Partial(max(least, *needed), tuple([stride * width for stride in strides]))
     return Workspace(num_splits, partials)
 
 

@@ -1,0 +1,30 @@
+// Forward attention with mma.sync for few queries over many keys, where there are blocks enough without dividing the keys:
+// each block attends to all keys of its rows, and writes O itself. Keys may lie in pages.
+#pragma once
+
+#include "attend_mma.hpp"
+#include "cuda/common/launch.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+inline std::int32_t workspace_size_fmha_fwd_splitkv_whole(const catalog_args* args, Uses, catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    *size = {1, 0, 0, 0, 0};
+    return CATALOG_OK;
+}
+
+template <class Row>
+inline std::int32_t launch_fmha_fwd_splitkv_whole(const catalog_args* args, cudaStream_t stream) noexcept {
+    if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
+    if (args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
+    if (has_queries(*args) && !(args->o.data && aligned_queries<Row, typename Row::otype>(*args, args->o)))
+        return CATALOG_BAD_ARGUMENT;
+    return launch_attend_mma<Row, false>(*args, stream);
+}
+
+template <class Row>
+inline constexpr Block block_of{MmaShape<Row>::threads, MmaShape<Row>::shared_bytes};
+
+}  // namespace catalog::cuda

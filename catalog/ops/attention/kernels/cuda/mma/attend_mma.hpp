@@ -7,7 +7,6 @@
 
 #include <climits>
 
-#include "cuda/kernel_launch.hpp"
 #include "mma_rows.hpp"
 
 namespace catalog::cuda {
@@ -28,7 +27,7 @@ class MmaAttention {
           shared(shared),
           k_copy(args.k, work.grid.k_steps, args.hdim_q, work.seq, work.head_k),
           v_copy(args.v, work.grid.v_steps, args.hdim_v, work.seq, work.head_k),
-          rows(args, work, shared, keys_of(args, work)) {}
+          rows(args, work, shared, work.keys(args)) {}
 
     // For what is returned see zero_of.
     __device__ __forceinline__ int run() {
@@ -40,7 +39,7 @@ class MmaAttention {
         const bool sees_none = partial && some.begin >= some.end;
         const int window_end = sees_none ? first_key : some.end;
         if constexpr (Row::sink) {
-            int key = keys_of(args, work).begin;
+            int key = work.keys(args).begin;
             end = min(min(rows.sinks(), some.end), sees_none ? INT_MAX : first_key);
             start_copies<true>(key, key);
             for (bool of_window = false;; of_window = true) {
@@ -65,12 +64,6 @@ class MmaAttention {
     }
 
    private:
-    static __device__ __forceinline__ KeyRange keys_of(const catalog_args& args, const MmaWork<Row, partial>& work) {
-        const int stored = work.seq.seqlen_k;
-        if constexpr (!partial) return {0, stored};
-        return keys_of_split(stored, work.split, static_cast<int>(args.num_splits), tile_n0);
-    }
-
     // The tiles from `key` to `end`, whose copies have been started. `all`: keys that every row sees.
     __device__ __forceinline__ int attend_tiles(int key, KeyRange all) {
         asm volatile("" : "+r"(key));  // so that it could be negative: see zero_of
@@ -209,21 +202,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
 
 template <class Row, bool partial>
 inline catalog_status launch_attend_mma(const catalog_args& args, cudaStream_t stream) {
-    using Shape = MmaShape<Row>;
-    if (!has_queries(args)) return CATALOG_OK;
-    const std::int64_t heads = heads_per_kv_head(args);
-    const std::int64_t tiles = (args.seqlen_q * heads + Row::tile_m0 - 1) / Row::tile_m0;
-    const std::int64_t splits = partial ? args.num_splits : 1;
-    std::int64_t blocks;
-    if (__builtin_mul_overflow(tiles * splits, args.batch * args.nhead_k, &blocks) || blocks > INT_MAX)
-        return CATALOG_BAD_ARGUMENT;
-    const auto kernel = attend_mma<Row, partial>;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
-        return launched(), CATALOG_DEVICE_ERROR;
-    const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
-                            Scores<Row>(args), Shape::KCopy::steps_of(args, args.k), Shape::VCopy::steps_of(args, args.v)};
-    kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
-    return launched();
+    return launch_work<Row, partial, MmaShape<Row>>(args, attend_mma<Row, partial>, stream);
 }
 
 }  // namespace catalog::cuda

@@ -27,11 +27,8 @@ namespace catalog::cuda {
 
 template <class Row>
 inline std::int32_t launch_fmha_fwd_mma(const catalog_args* args, cudaStream_t stream) noexcept {
-    if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
-    if (args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
-    const bool has_outputs = args->o.data && (!Row::lse || args->lse.data);
-    if (has_queries(*args) && !(has_outputs && aligned_queries<Row, typename Row::otype>(*args, args->o)))
-        return CATALOG_BAD_ARGUMENT;
+    if (const catalog_status status = check_whole<Row>(args); status != CATALOG_OK) return status;
+    if (Row::lse && has_queries(*args) && !args->lse.data) return CATALOG_BAD_ARGUMENT;
     return launch_attend_mma<Row, false>(*args, stream);
 }
 

@@ -12,10 +12,7 @@ namespace catalog::cuda {
 
 template <class Row>
 inline std::int32_t launch_fmha_fwd_splitkv_mma(const catalog_args* args, cudaStream_t stream) noexcept {
-    if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
-    const bool has_outputs = args->o_acc.data && args->lse_acc.data;
-    if (has_queries(*args) && !(has_outputs && aligned_queries<Row, float>(*args, args->o_acc, args->num_splits)))
-        return CATALOG_BAD_ARGUMENT;
+    if (const catalog_status status = check_splits<Row>(args); status != CATALOG_OK) return status;
     return launch_attend_mma<Row, true>(*args, stream);
 }
 

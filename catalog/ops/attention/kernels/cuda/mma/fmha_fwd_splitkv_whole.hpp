@@ -17,10 +17,7 @@ inline std::int32_t workspace_size_fmha_fwd_splitkv_whole(const catalog_args* ar
 
 template <class Row>
 inline std::int32_t launch_fmha_fwd_splitkv_whole(const catalog_args* args, cudaStream_t stream) noexcept {
-    if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
-    if (args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
-    if (has_queries(*args) && !(args->o.data && aligned_queries<Row, typename Row::otype>(*args, args->o)))
-        return CATALOG_BAD_ARGUMENT;
+    if (const catalog_status status = check_whole<Row>(args); status != CATALOG_OK) return status;
     return launch_attend_mma<Row, false>(*args, stream);
 }
 

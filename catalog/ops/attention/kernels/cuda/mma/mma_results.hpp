@@ -3,74 +3,9 @@
 #pragma once
 
 #include "mma_tile.hpp"
-#include "cuda/common/scores.hpp"
+#include "mma_work.hpp"
 
 namespace catalog::cuda {
-
-// What the host computes for a launch.
-template <class Row>
-struct MmaGrid {
-    int tiles;  // of the longest sequence
-    Divisor heads, page_size;
-    Scores<Row> scores;
-    KvSteps k_steps, v_steps;
-};
-
-// What a block answers: up to tile_m0 rows of one K/V head of one sequence, against one split of the keys.
-template <class Row, bool partial>
-struct MmaWork {
-    const MmaGrid<Row>& grid;
-    Sequence seq;
-    int head_k, split, first_row, rows;  // no rows: there is nothing to do
-
-    // Heads of one sequence are worked on at the same time; the last tiles, which see most under a causal mask, first.
-    __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid<Row>& grid, int zero) : grid(grid) {
-        const int nhead_k = static_cast<int>(args.nhead_k), batch = static_cast<int>(args.batch);
-        const int splits = partial ? static_cast<int>(args.num_splits) : 1;
-        const int block = static_cast<int>(blockIdx.x) + zero, of_head = block / nhead_k, of_sequence = of_head / batch;
-        head_k = block - of_head * nhead_k;
-        split = of_sequence % splits;
-        first_row = (grid.tiles - 1 - of_sequence / splits) * Row::tile_m0;
-        seq = sequence_of<Row>(args, of_head - of_sequence * batch);
-        rows = rows_left();
-    }
-
-    __device__ __forceinline__ MmaWork(const MmaGrid<Row>& grid, const Sequence& seq, int head_k, int row_tile)
-        : grid(grid), seq(seq), head_k(head_k), split(0), first_row(row_tile * Row::tile_m0), rows(rows_left()) {}
-
-    __device__ __forceinline__ QueryRow row_at(int row) const { return query_row(first_row + row, grid.heads); }
-
-    __device__ __forceinline__ int head_of(const QueryRow& at) const {
-        return head_k * static_cast<int>(grid.heads.divisor) + at.head;
-    }
-
-    template <class Element>
-    __device__ __forceinline__ Element* element_of(const catalog_tensor& tensor, const QueryRow& at) const {
-        return rows_of<Element>(tensor, seq.batch, head_of(at), seq.first_q + at.query, split);
-    }
-
-    // Where the results of a row of the tile go: O of a split, O itself, and LSE, NULL where it is not wanted.
-    static constexpr bool of_part = partial;
-
-    __device__ __forceinline__ float* part_of(const catalog_args& args, int row) const {
-        return element_of<float>(args.o_acc, row_at(row));
-    }
-
-    __device__ __forceinline__ typename Row::otype* o_of(const catalog_args& args, int row) const {
-        return element_of<typename Row::otype>(args.o, row_at(row));
-    }
-
-    __device__ __forceinline__ float* lse_of(const catalog_args& args, int row) const {
-        if constexpr (!partial && !Row::lse) return nullptr;
-        const catalog_tensor& lse = partial ? args.lse_acc : args.lse;
-        return lse.data ? element_of<float>(lse, row_at(row)) : nullptr;
-    }
-
-   private:
-    __device__ __forceinline__ int rows_left() const {
-        return max(0, min(Row::tile_m0, seq.seqlen_q * static_cast<int>(grid.heads.divisor) - first_row));
-    }
-};
 
 // Shared memory in which groups of warps leave their results for each other: rows of O, `group` numbers from one group's
 // to the next one's, and the maxima of all rows of all groups, which their sums follow.

@@ -1,0 +1,16 @@
+// Multi-head latent attention over pages of any size: family fwd_pagedkv.
+#pragma once
+
+#include "attend_latent.hpp"
+#include "cuda/common/launch.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+inline std::int32_t launch_fmha_fwd_latent(const catalog_args* args, cudaStream_t stream) noexcept {
+    if (const catalog_status status = check_whole<Row>(args); status != CATALOG_OK) return status;
+    if (Row::lse && has_queries(*args) && !args->lse.data) return CATALOG_BAD_ARGUMENT;
+    return launch_attend_latent<Row, false>(*args, stream);
+}
+
+}  // namespace catalog::cuda

@@ -55,6 +55,11 @@ __device__ __forceinline__ void copy_async(std::uint32_t target, const void* sou
 // Copies of this thread so far form a group.
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// The barrier counts an arrival of this thread when its copies so far are there.
+__device__ __forceinline__ void copy_arrive(std::uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Until all groups of this thread but `pending` are there.
 template <int pending>
 __device__ __forceinline__ void copy_wait() {

@@ -34,7 +34,10 @@ MAIN_STAGE: Mapping[Op, Family] = MappingProxyType(
 """The stage that does most of the work of each operation."""
 
 
-_WITHOUT_COMBINE = frozenset({Pipeline.SM90_STREAM, Pipeline.SM90_WHOLE})
+_WHOLE = frozenset({Pipeline.SM90_LATENT_WHOLE, Pipeline.SM90_WHOLE})
+"""Pipelines that leave the keys whole."""
+
+_WITHOUT_COMBINE = _WHOLE | {Pipeline.SM90_STREAM}
 
 
 def stages_of(op: Op, main: Kernel) -> tuple[Family, ...]:
@@ -71,7 +74,7 @@ def workspaces_of(kernel: Kernel) -> tuple[str, ...]:
 
     A kernel that writes dQ itself has no partial dQ, and one that leaves the keys whole has no parts.
     """
-    used = () if kernel.algorithm.pipeline is Pipeline.SM90_WHOLE else _WORKSPACES.get(kernel.family, ())
+    used = () if kernel.algorithm.pipeline in _WHOLE else _WORKSPACES.get(kernel.family, ())
     return tuple(name for name in used if name != "dq_acc" or not kernel.algorithm.max_seq_q)
 
 

@@ -140,6 +140,7 @@ class Pipeline(OpenWord, group="catalog.attention.pipelines", kind=Extension):
     HOST_BF16 = "host_bf16"
     HOST_AMX = "host_amx"
     SM90_LATENT = "sm90_latent"
+    SM90_LATENT_WHOLE = "sm90_latent_whole"
     SM90_MMA = "sm90_mma"
     SM90_STREAM = "sm90_stream"
     SM90_WGMMA = "sm90_wgmma"

@@ -17,8 +17,12 @@ MAX_SPLITS = 128
 _SHORTEST_SPLIT = 512
 """Minimum number of keys in a split for it to be worth a work item of its own."""
 
-_FEWEST_TILES = 4
-"""Minimum number of a kernel's tiles of keys in a split for it to be worth a block of its own."""
+_FEWEST_TILES = {False: 4, True: 2}
+"""Minimum number of a kernel's tiles of keys in a split for it to be worth a block of its own; True: of latent attention,
+whose keys are long.
+"""
+
+_LONG_HDIM = 512
 
 _ITEMS_PER_THREAD = 4
 _NEARLY_FULL = 0.85
@@ -47,7 +51,7 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whol
         if problem.num_splits:
             return problem.num_splits
         if whole_waves:
-            shortest = _FEWEST_TILES * main.algorithm.tile_n0 or _SHORTEST_SPLIT
+            shortest = _FEWEST_TILES[problem.hdim_q > _LONG_HDIM] * main.algorithm.tile_n0 or _SHORTEST_SPLIT
             blocks = max(1, -(-problem.seqlen_k // shortest))
             return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(blocks, MAX_SPLITS))
         return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)

@@ -34,7 +34,14 @@ _CUDA = Dialect(
         for name in TRAITS
         if name.startswith(("tile_", "wave_", "warp_", "block_per_cu", "num_stages")) and TRAITS[name].kind == "int"
     ),
-    sized=frozenset({"backward/fmha_bwd_dq_dk_dv_wgmma", "mma/fmha_fwd_splitkv_stream", "mma/fmha_fwd_splitkv_whole"}),
+    sized=frozenset(
+        {
+            "backward/fmha_bwd_dq_dk_dv_wgmma",
+            "latent/fmha_fwd_splitkv_latent_whole",
+            "mma/fmha_fwd_splitkv_stream",
+            "mma/fmha_fwd_splitkv_whole",
+        }
+    ),
     footer="CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)\n",
 )
 
@@ -47,6 +54,7 @@ _HEADERS: Mapping[tuple[str, str], str] = MappingProxyType(
         (Family.BATCH_PREFILL, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
         (Family.FWD_SPLITKV, Pipeline.SM90_MMA): "mma/fmha_fwd_splitkv_mma",
         (Family.FWD_SPLITKV, Pipeline.SM90_LATENT): "latent/fmha_fwd_splitkv_latent",
+        (Family.FWD_SPLITKV, Pipeline.SM90_LATENT_WHOLE): "latent/fmha_fwd_splitkv_latent_whole",
         (Family.FWD_SPLITKV, Pipeline.SM90_STREAM): "mma/fmha_fwd_splitkv_stream",
         (Family.FWD_SPLITKV, Pipeline.SM90_WHOLE): "mma/fmha_fwd_splitkv_whole",
         (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED): "mma/fmha_fwd_splitkv_combine",

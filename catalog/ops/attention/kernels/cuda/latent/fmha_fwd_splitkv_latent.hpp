@@ -7,8 +7,9 @@
 
 namespace catalog::cuda {
 
-template <class Row>
+template <class Traits>
 inline std::int32_t launch_fmha_fwd_splitkv_latent(const catalog_args* args, cudaStream_t stream) noexcept {
+    using Row = LatentRow<Traits>;
     if (const catalog_status status = check_splits<Row>(args); status != CATALOG_OK) return status;
     return launch_attend_latent<Row, true>(*args, stream);
 }

@@ -1,129 +1,92 @@
-// The rows of a block of multi-head latent attention on their way through their keys: what a thread of a warpgroup has of
-// scores, weights, and the sum so far.
+// What warpgroups compute of multi-head latent attention: one weighs the keys of a tile for all rows, others sum up values.
 #pragma once
 
 #include "latent_shape.hpp"
-#include "cuda/mma/mma_work.hpp"
 
 namespace catalog::cuda {
 
+// The rows while their keys are weighed.
 template <class Row, bool partial>
-class LatentRows {
+class LatentWeights {
     using T = typename Row::dtype;
     using Shape = LatentShape<Row>;
-    static constexpr int keys = Shape::keys_of_group, columns = Shape::columns_of_group;
+    static constexpr int keys = Shape::keys;
 
    public:
-    __device__ __forceinline__ LatentRows(const catalog_args& args, const MmaWork<Row, partial>& work,
-                                          std::uint32_t shared)
-        : args(args),
-          work(work),
-          shared(shared),
-          group(static_cast<int>(threadIdx.x) / 128),
-          lane(static_cast<int>(threadIdx.x) % 32),
-          window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, work.keys(args))) {
+    __device__ __forceinline__ LatentWeights(const catalog_args& args, const MmaWork<Row, partial>& work,
+                                             const Window<Row::mask>& window, std::uint32_t shared)
+        : args(args), work(work), window(window), shared(shared), lane(static_cast<int>(threadIdx.x) % 32) {}
+
+    // The keys of the tile that begins at `key`, in a stage that is being filled. `all`: keys that every row sees.
+    __device__ __forceinline__ void weigh_keys(const Ring<2>& ring, int key, KeyRange all) {
+        multiply_q_k(ring);
+        if (key < all.begin || all.end < key + keys) hide(key);
 #pragma unroll
-        for (float& sum_of_column : o) sum_of_column = 0.0f;
-    }
-
-    // Keys that some, or that every, row sees.
-    __device__ __forceinline__ KeyRange seen_by_some() const { return cuda::seen_by_some(first_seen(), last_seen()); }
-    __device__ __forceinline__ KeyRange seen_by_all() const { return cuda::seen_by_all(first_seen(), last_seen()); }
-
-    // The keys of the tile that begins at `key`, at `k` in shared memory, are weighed. `all`: keys that every row sees. For
-    // all threads of the block; afterwards they see the weights.
-    __device__ __forceinline__ void weigh_keys(std::uint32_t k, int key, KeyRange all) {
-        multiply_q_k(k + group * keys * panel_row_bytes);
-        hide(key + group * keys, all);
-        float largest[2];
+        for (int half = 0; half < 2; ++half) rescale[half] = weigh(half);
+        barrier_wait(Shape::summed(shared), tile % 2 ^ 1);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            largest[half] = minus_infinity();
+            const std::uint32_t row = shared + Shape::weights + lane % 4 * 4;
 #pragma unroll
             for (int n = 0; n < keys / 8; ++n)
-                largest[half] = fmaxf(largest[half], fmaxf(s[n * 4 + 2 * half], s[n * 4 + 2 * half + 1]));
-            largest[half] = fmaxf(largest[half], __shfl_xor_sync(0xffffffff, largest[half], 1));
-            largest[half] = fmaxf(largest[half], __shfl_xor_sync(0xffffffff, largest[half], 2));
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(row + swizzled(row_of_thread(half), n * 16)),
+                             "r"(pack<T>(s[n * 4 + 2 * half], s[n * 4 + 2 * half + 1]))
+                             : "memory");
         }
-        exchange(largest);
-        weigh(fmaxf(largest[0], other(0)), fmaxf(largest[1], other(1)));
-        fence_proxy_async();
-        __syncthreads();
+        tell(rescale);
     }
 
-    // Their values, at `v`, are added.
-    __device__ __forceinline__ void add_values(std::uint32_t v) {
-        const std::uint64_t weights = describe_panel<Major::k>(shared + Shape::weights);
-        const std::uint64_t values =
-            describe_panel<Major::mn>(v + group * (columns / panel_columns) * Shape::kv_panel, Shape::kv_panel);
-        pin(o);
-        wgmma_fence();
+    // After the last tile: LSE, and what O is to be multiplied with.
+    __device__ __forceinline__ void finish() {
+        float normalize[2];
 #pragma unroll
-        for (int step = 0; step < Shape::keys / 16; ++step)
-            wgmma<T, Major::mn>(o, advance(weights, step * 32), advance(values, step * 16 * panel_row_bytes), true);
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin(o);
-    }
-
-    // What is accumulated goes to O and LSE, or to those of the split; by all threads of the block.
-    __device__ __forceinline__ void store() {
-#pragma unroll
-        for (float& sum_of_row : sum) {
-            sum_of_row += __shfl_xor_sync(0xffffffff, sum_of_row, 1);
-            sum_of_row += __shfl_xor_sync(0xffffffff, sum_of_row, 2);
+        for (int half = 0; half < 2; ++half) {
+            sum[half] += __shfl_xor_sync(all_lanes, sum[half], 1);
+            sum[half] += __shfl_xor_sync(all_lanes, sum[half], 2);
+            const int row = row_of_thread(half), stored = row < work.rows ? row : 0;
+            const QueryRow at = work.row_at(stored);
+            const RowEnd end = end_of_row<Row>(args, max[half] * work.grid.scores.exponent, sum[half], work.seq.index,
+                                               work.head_of(at), window.center(at.query), work.split == 0);
+            normalize[half] = end.normalize;
+            if (row < work.rows && lane % 4 == 0)
+                if (float* const target = work.lse_of(args, row)) *target = end.lse;
         }
-        exchange(sum);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) store_row(row(half), half, sum[half] + other(half));
+        barrier_wait(Shape::summed(shared), tile % 2 ^ 1);
+        tell(normalize);
     }
 
    private:
-    __device__ __forceinline__ KeyRange first_seen() const { return window.visible(work.row_at(0).query); }
-    __device__ __forceinline__ KeyRange last_seen() const { return window.visible(work.row_at(work.rows - 1).query); }
-
-    // Of the thread's two rows.
-    __device__ __forceinline__ int row(int half) const {
-        return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + 8 * half + lane / 4;
-    }
-
-    // What the warpgroup knows of its rows becomes known to the other one.
-    __device__ __forceinline__ void exchange(const float (&of_rows)[2]) {
-        if (lane % 4 == 0)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(note(group, half)), "f"(of_rows[half]) : "memory");
-        __syncthreads();
-    }
-
-    __device__ __forceinline__ float other(int half) const {
-        float of_row;
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(of_row) : "r"(note(1 - group, half)) : "memory");
-        return of_row;
-    }
-
-    __device__ __forceinline__ std::uint32_t note(int of_group, int half) const {
-        return shared + Shape::notes + (of_group * Shape::rows + row(half)) * 4;
-    }
-
-    __device__ __forceinline__ void multiply_q_k(std::uint32_t k) {
-        const std::uint64_t rows = describe_panel<Major::k>(shared), columns = describe_panel<Major::k>(k);
+    __device__ __forceinline__ void multiply_q_k(const Ring<2>& ring) {
+        constexpr int panels = Shape::panels_of_group;
         forget(s);
-        wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < Row::hdim_q / 16; ++i)
-            wgmma<T>(s, advance(rows, i / 4 * Shape::q_panel + i % 4 * 32),
-                     advance(columns, i / 4 * Shape::kv_panel + i % 4 * 32), i > 0);
+        for (int group = 0; group < Shape::summing; ++group) {
+            barrier_wait(Shape::full(shared, ring.stage, group), ring.phase);
+            fence_proxy_async();
+            wgmma_fence();
+            multiply_panels<panels>(ring.stage, group * panels);
+            if (group == 0) multiply_panels<Shape::panels - Shape::value_panels>(ring.stage, Shape::value_panels);
+        }
         wgmma_commit();
         wgmma_wait<0>();
         pin(s);
     }
 
-    __device__ __forceinline__ void hide(int key, KeyRange all) {
-        if (all.begin <= key && key + keys <= all.end) return;
+    template <int count>
+    __device__ __forceinline__ void multiply_panels(int stage, int first) {
+        const std::uint64_t rows = describe_panel<Major::k>(shared + first * Shape::q_panel);
+        const std::uint64_t columns =
+            describe_panel<Major::k>(shared + Shape::stages + stage * Shape::stage_bytes + first * Shape::kv_panel);
+#pragma unroll
+        for (int i = 0; i < 4 * count; ++i)  // 16 elements
+            wgmma<T>(s, advance(rows, i / 4 * Shape::q_panel + i % 4 * 32),
+                     advance(columns, i / 4 * Shape::kv_panel + i % 4 * 32), first > 0 || i > 0);
+    }
+
+    __device__ __forceinline__ void hide(int key) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const KeyRange seen = window.visible(work.row_at(row(half)).query);
+            const KeyRange seen = window.visible(work.row_at(row_of_thread(half)).query);
             const int first = key + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < keys / 8; ++n)
@@ -134,65 +97,132 @@ class LatentRows {
         }
     }
 
-    // Scores become weights, as in MmaRows, given the largest of each row.
-    __device__ __forceinline__ void weigh(float largest_of_first, float largest_of_second) {
-        const float largest[2] = {largest_of_first, largest_of_second};
+    // A row's scores become weights, as in MmaRows; the result is what earlier sums are to be multiplied with.
+    __device__ __forceinline__ float weigh(int half) {
         const float exponent = work.grid.scores.exponent;
-        float rescale[2];
-        bool changed = false;
+        float largest = minus_infinity();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const bool grows = (largest[half] - max[half]) * exponent > 8.0f;
-            rescale[half] = grows ? exp2_approximate((max[half] - largest[half]) * exponent) : 1.0f;
-            max[half] = grows ? largest[half] : max[half];
-            changed |= grows;
-            sum[half] *= rescale[half];
-            // A row that has seen no key: subtracting -infinity from itself would give NaN.
-            const float zero = max[half] == minus_infinity() ? 0.0f : max[half] * exponent;
-            const std::uint32_t target = shared + Shape::weights + lane % 4 * 4;
+        for (int n = 0; n < keys / 8; ++n)
+            largest = fmaxf(largest, fmaxf(s[n * 4 + 2 * half], s[n * 4 + 2 * half + 1]));
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
+        const bool grows = (largest - max[half]) * exponent > 8.0f;
+        const float rescale = grows ? exp2_approximate((max[half] - largest) * exponent) : 1.0f;
+        max[half] = grows ? largest : max[half];
+        sum[half] *= rescale;
+        // A row that has seen no key: subtracting -infinity from itself would give NaN.
+        const float zero = max[half] == minus_infinity() ? 0.0f : max[half] * exponent;
 #pragma unroll
-            for (int n = 0; n < keys / 8; ++n) {
-                const float first = exp2_approximate(fmaf(s[n * 4 + 2 * half], exponent, -zero));
-                const float second = exp2_approximate(fmaf(s[n * 4 + 2 * half + 1], exponent, -zero));
-                sum[half] += first + second;
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"(
-                                 target + piece_offset<Shape::keys, Shape::rows>(row(half), group * (keys / 8) + n)),
-                             "r"(pack<T>(first, second))
-                             : "memory");
+        for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                float& weight = s[n * 4 + 2 * half + c];
+                weight = exp2_approximate(fmaf(weight, exponent, -zero));
+                sum[half] += weight;
             }
-        }
-        if (__any_sync(0xffffffff, changed))
-#pragma unroll
-            for (int i = 0; i < columns / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        return rescale;
     }
 
-    __device__ __forceinline__ void store_row(int row, int half, float total) const {
-        if (row >= work.rows) return;
-        const QueryRow at = work.row_at(row);
-        const RowEnd end = end_of_row<Row>(args, max[half] * work.grid.scores.exponent, total, work.seq.index,
-                                           work.head_of(at), window.center(at.query), work.split == 0);
-        if (group == 0 && lane % 4 == 0)
-            if (float* const target = work.lse_of(args, row)) *target = end.lse;
-        const int first = group * columns + lane % 4 * 2, stored = static_cast<int>(args.hdim_v);
+    // A number for each row, and what was written before, to those who sum up.
+    __device__ __forceinline__ void tell(const float (&of_rows)[2]) {
+        if (lane % 4 == 0)
 #pragma unroll
-        for (int n = 0; n < columns / 8; ++n) {
-            if (first + 8 * n >= stored) break;
-            const float even = o[n * 4 + 2 * half] * end.normalize, odd = o[n * 4 + 2 * half + 1] * end.normalize;
-            if constexpr (partial)
-                *reinterpret_cast<float2*>(work.part_of(args, row) + first + 8 * n) = make_float2(even, odd);
-            else
-                *reinterpret_cast<std::uint32_t*>(work.o_of(args, row) + first + 8 * n) =
-                    pack<typename Row::otype>(even, odd);
-        }
+            for (int half = 0; half < 2; ++half)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared + Shape::notes + row_of_thread(half) * 4),
+                             "f"(of_rows[half])
+                             : "memory");
+        barrier_arrive(Shape::weighed(shared));
+        ++tile;
     }
 
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
+    const Window<Row::mask>& window;
+    const std::uint32_t shared;
+    const int lane;
+    int tile = 0;
+    float s[keys / 2], rescale[2];  // scores, then weights, in the layout of an accumulator; see wgmma.hpp
+    float max[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};  // as in MmaRows
+};
+
+// The columns of O of one warpgroup while values are summed up.
+template <class Row, bool partial>
+class LatentSums {
+    using T = typename Row::dtype;
+    using Shape = LatentShape<Row>;
+    static constexpr int columns = Shape::columns;
+
+   public:
+    __device__ __forceinline__ LatentSums(std::uint32_t shared, int group)
+        : shared(shared), group(group), lane(static_cast<int>(threadIdx.x) % 32) {
+#pragma unroll
+        for (float& sum : o) sum = 0.0f;
+    }
+
+    // Until the weights of the next tile are there, or what O is to be multiplied with at the end; it is brought to their
+    // scale.
+    __device__ __forceinline__ void await_weights() {
+        barrier_wait(Shape::weighed(shared), tile++ % 2);
+        float factor[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(factor[half])
+                         : "r"(shared + Shape::notes + row_of_thread(half) * 4)
+                         : "memory");
+        if (!__any_sync(all_lanes, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+        for (int i = 0; i < columns / 2; ++i) o[i] *= factor[i / 2 % 2];
+    }
+
+    // Starts to add the values of a stage.
+    __device__ __forceinline__ void start_adding(const Ring<2>& ring) {
+        barrier_wait(Shape::full(shared, ring.stage, group), ring.phase);
+        fence_proxy_async();
+        const std::uint32_t panels = shared + Shape::stages + ring.stage * Shape::stage_bytes +
+                                     group * Shape::panels_of_group * Shape::kv_panel;
+        const std::uint64_t weights = describe_panel<Major::k>(shared + Shape::weights);
+        const std::uint64_t values = describe_panel<Major::mn>(panels, Shape::kv_panel);
+        pin(o);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Shape::keys / 16; ++step)
+            wgmma<T, Major::mn>(o, advance(weights, step * 32), advance(values, step * 16 * panel_row_bytes), true);
+        wgmma_commit();
+    }
+
+    // Afterwards the warpgroup does not read the stage any more.
+    __device__ __forceinline__ void finish_adding() {
+        wgmma_wait<0>();
+        pin(o);
+        if (lane == 0) barrier_arrive(Shape::summed(shared));
+        named_barrier_sync(2 + group, 128);
+    }
+
+    __device__ __forceinline__ void store(const catalog_args& args, const MmaWork<Row, partial>& work) {
+        const int first = group * columns + lane % 4 * 2, stored = static_cast<int>(args.hdim_v);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = row_of_thread(half);
+            if (row >= work.rows) continue;
+#pragma unroll
+            for (int n = 0; n < columns / 8; ++n) {
+                if (first + 8 * n >= stored) break;
+                const float even = o[n * 4 + 2 * half], odd = o[n * 4 + 2 * half + 1];
+                if constexpr (partial)
+                    *reinterpret_cast<float2*>(work.part_of(args, row) + first + 8 * n) = make_float2(even, odd);
+                else
+                    *reinterpret_cast<std::uint32_t*>(work.o_of(args, row) + first + 8 * n) =
+                        pack<typename Row::otype>(even, odd);
+            }
+        }
+    }
+
+   private:
     const std::uint32_t shared;
     const int group, lane;
-    const Window<Row::mask> window;
-    float s[keys / 2], o[columns / 2];  // in the layout of an accumulator; see wgmma.hpp
-    float max[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};  // as in MmaRows
+    int tile = 0;
+    float o[columns / 2];  // in the layout of an accumulator; see wgmma.hpp
 };
 
 }  // namespace catalog::cuda

@@ -141,7 +141,7 @@ class MmaAttention {
         copy_wait<2 * stages - 1>();
         __syncthreads();
         if (!(args.scale > 0.0f)) {
-            rescale_queries();
+            rescale_queries(args, shared, Shape::q_bytes, static_cast<int>(threadIdx.x), Shape::threads);
             __syncthreads();
         }
         rows.load_queries();
@@ -157,17 +157,6 @@ class MmaAttention {
             const bool exists = row < work.rows && (!Row::pad_d || piece * 8 < hdim);
             const T* source = work.template element_of<const T>(args.q, work.row_at(row < work.rows ? row : 0));
             copy_async(shared + piece_offset<Row::hdim_q>(row, piece), source + piece * 8, exists);
-        }
-    }
-
-    // See Scores.
-    __device__ __forceinline__ void rescale_queries() const {
-        const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu;
-        const std::uint32_t flipped = args.scale == 0.0f ? 0 : 0x80008000u;
-        for (int offset = threadIdx.x * 4; offset < Shape::q_bytes; offset += Shape::threads * 4) {
-            std::uint32_t pair;
-            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(shared + offset) : "memory");
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + offset), "r"((pair & kept) ^ flipped) : "memory");
         }
     }
 

@@ -9,9 +9,12 @@
 
 namespace catalog::cuda {
 
-// Of a block, which combines the parts of one row. Threads have four columns each; more threads than columns form
-// groups that divide the parts.
+// Of a block. Threads of a row have four columns each; more threads than columns form groups that divide the parts.
 inline constexpr int combine_threads = 128;
+
+// Rows of a block: one, whose parts are added by as many threads as possible, or, where there are rows enough to keep the
+// device busy, one for each warp.
+inline constexpr int few_rows = 132 * 16, rows_together = combine_threads / 32;
 
 template <class Row>
 struct CombinedRow {
@@ -63,35 +66,46 @@ __device__ __forceinline__ float4 sum_of_splits(const CombinedRow<Row>& row, con
     return total;
 }
 
-template <class Row>
+template <class Row, int rows>
 __global__ void __launch_bounds__(combine_threads)
     combine_splits(const __grid_constant__ catalog_args args) {
-    static_assert(Row::hdim_v <= 4 * combine_threads);
+    constexpr int threads = combine_threads / rows;  // of a row
     wait_for_last_kernel();
     __shared__ float4 totals[combine_threads];
     const int nhead_q = static_cast<int>(args.nhead_q), seqlen_q = static_cast<int>(args.seqlen_q);
-    const int index = static_cast<int>(blockIdx.x), splits = static_cast<int>(args.num_splits);
-    const Sequence seq = queries_of<Row>(args, index / seqlen_q / nhead_q);
-    const CombinedRow<Row> row{args, seq, index / seqlen_q % nhead_q, index % seqlen_q};
-    if (row.query >= seq.seqlen_q) return;
+    const int splits = static_cast<int>(args.num_splits), last = static_cast<int>(args.batch) * nhead_q * seqlen_q - 1;
+    const int index = static_cast<int>(blockIdx.x) * rows + static_cast<int>(threadIdx.x) / threads;
+    const int of_head = min(index, last) / seqlen_q;
+    const Sequence seq = queries_of<Row>(args, of_head / nhead_q);
+    const CombinedRow<Row> row{args, seq, of_head % nhead_q, min(index, last) % seqlen_q};
+    const bool exists = index <= last && row.query < seq.seqlen_q;
 
-    const int thread = static_cast<int>(threadIdx.x), pieces = static_cast<int>(args.hdim_v) / 4;
-    const int groups = combine_threads / pieces, group = thread / pieces, column = (thread - group * pieces) * 4;
-    const LseOfSplits lse(row, splits);
-    totals[thread] = sum_of_splits(row, lse, splits, group, groups, column);
-    __syncthreads();
-    if constexpr (Row::lse)
-        if (thread == 0) *row.template of<float>(args.lse) = lse.reference + logf(lse.sum);
-    if (group > 0) return;
+    const int thread = static_cast<int>(threadIdx.x) % threads, pieces = static_cast<int>(args.hdim_v) / 4;
+    const int across = min(pieces, threads), groups = threads / across, group = thread / across;
+    const LseOfSplits lse(row, exists ? splits : 0);
     const float normalize = lse.sum == 0.0f ? 0.0f : 1.0f / lse.sum;
+    using T = typename Row::otype;
+    const auto store = [&](int piece, float4 o) {
+        *reinterpret_cast<uint2*>(row.template of<T>(args.o) + piece * 4) =
+            make_uint2(pack<T>(o.x * normalize, o.y * normalize), pack<T>(o.z * normalize, o.w * normalize));
+    };
+    if constexpr (Row::lse)
+        if (exists && thread == 0) *row.template of<float>(args.lse) = lse.reference + logf(lse.sum);
+    if (groups == 1) {
+        for (int piece = thread; group == 0 && exists && piece < pieces; piece += across)
+            store(piece, sum_of_splits(row, lse, splits, 0, 1, piece * 4));
+        return;
+    }
+    const int piece = thread - group * across;
+    totals[threadIdx.x] = sum_of_splits(row, lse, exists ? splits : 0, group, groups, piece * 4);
+    __syncthreads();
+    if (group > 0 || !exists) return;
     float4 o = make_float4(0, 0, 0, 0);
     for (int of_group = 0; of_group < groups; ++of_group) {
-        const float4 part = totals[of_group * pieces + thread];
+        const float4 part = totals[threadIdx.x + of_group * across];
         o = make_float4(o.x + part.x, o.y + part.y, o.z + part.z, o.w + part.w);
     }
-    using T = typename Row::otype;
-    *reinterpret_cast<uint2*>(row.template of<T>(args.o) + column) =
-        make_uint2(pack<T>(o.x * normalize, o.y * normalize), pack<T>(o.z * normalize, o.w * normalize));
+    store(piece, o);
 }
 
 template <class Row>
@@ -108,8 +122,11 @@ inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args, cu
     std::int64_t rows;
     if (__builtin_mul_overflow(args->batch * args->nhead_q, args->seqlen_q, &rows) || rows > INT_MAX)
         return CATALOG_BAD_ARGUMENT;
-    return KernelLaunch(static_cast<unsigned>(rows), combine_threads, 0, stream, Start::early)
-        .run(combine_splits<Row>, *args);
+    const auto run = [&](std::int64_t blocks, auto kernel) {
+        return KernelLaunch(static_cast<unsigned>(blocks), combine_threads, 0, stream, Start::early).run(kernel, *args);
+    };
+    return rows <= few_rows ? run(rows, combine_splits<Row, 1>)
+                            : run((rows + rows_together - 1) / rows_together, combine_splits<Row, rows_together>);
 }
 
 template <class Row>

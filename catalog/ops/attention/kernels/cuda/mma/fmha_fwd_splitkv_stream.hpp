@@ -10,7 +10,6 @@
 #include <climits>
 
 #include "cuda/common/launch.hpp"
-#include "staged_queries.hpp"
 #include "stream_parts.hpp"
 
 namespace catalog::cuda {
@@ -114,6 +113,54 @@ class StreamCopies {
     int key, left;  // of the next tile: the group's first key; tiles of the item
 };
 
+// Q of an item on its way to the beginning of shared memory. Loading and storing are apart, so that the results of the
+// item before can be stored meanwhile.
+template <class Row>
+class StreamQueries {
+    static constexpr int pieces = Row::hdim_q / 8, threads = MmaShape<Row>::threads;
+
+   public:
+    static constexpr int count = (Row::tile_m0 * pieces + threads - 1) / threads;  // of a thread
+
+    __device__ __forceinline__ void load(const catalog_args& args, const MmaWork<Row, false>& work) {
+        using T = typename Row::dtype;
+        const int hdim = static_cast<int>(args.hdim_q);
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const int row = index(i) / pieces, column = index(i) % pieces * 8;
+            piece[i] = make_uint4(0, 0, 0, 0);
+            if (row < work.rows && column < hdim)
+                piece[i] = __ldg(reinterpret_cast<const uint4*>(
+                    work.template element_of<const T>(args.q, work.row_at(row)) + column));
+        }
+    }
+
+    __device__ __forceinline__ void store(const catalog_args& args, std::uint32_t q) const {
+        // See Scores.
+        const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu, flipped = args.scale < 0.0f ? 0x80008000u : 0;
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const int row = index(i) / pieces;
+            if (Row::tile_m0 * pieces % threads && row >= Row::tile_m0) break;
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(q + offset(row, index(i) % pieces)),
+                         "r"((piece[i].x & kept) ^ flipped), "r"((piece[i].y & kept) ^ flipped),
+                         "r"((piece[i].z & kept) ^ flipped), "r"((piece[i].w & kept) ^ flipped)
+                         : "memory");
+        }
+    }
+
+   private:
+    static __device__ __forceinline__ int index(int i) { return i * threads + static_cast<int>(threadIdx.x); }
+
+    static __device__ __forceinline__ std::uint32_t offset(int row, int piece) {
+        if constexpr (by_warpgroup<Row>)
+            return row / 64 * (64 * Row::hdim_q * 2) + piece_offset<Row::hdim_q, 64>(row % 64, piece);
+        return piece_offset<Row::hdim_q>(row, piece);
+    }
+
+    uint4 piece[count];
+};
+
 template <class Row>
 __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     attend_stream(const __grid_constant__ catalog_args args, const __grid_constant__ StreamGrid<Row> grid) {
@@ -128,8 +175,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     StreamCopies<Row> copies(args, grid, items);
 #pragma unroll
     for (int stage = 0; stage < Shape::stages; ++stage) copies.start(ring + stage * Shape::stage_bytes);
-    using Queries = StagedQueries<Row, Shape::threads, by_warpgroup<Row>>;
-    Queries queries;
+    StreamQueries<Row> queries;
     queries.load(args, items.work());
     int stage = 0;
     const auto start_next = [&] {
@@ -164,7 +210,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
 
         StreamItems<Row> next = items;
         next.advance();
-        constexpr bool early = Queries::count <= 8;  // while O is in registers too
+        constexpr bool early = StreamQueries<Row>::count <= 8;  // while O is in registers too
         if (early && next.exist()) queries.load(args, next.work());
         constexpr int group = Shape::group_bytes / 4;
         const MergeRoom<Row> room{shared, reinterpret_cast<float*>(memory + Shape::q_bytes + stage * Shape::stage_bytes),

@@ -9,10 +9,7 @@ namespace catalog::cuda {
 
 template <class Row>
 inline std::int32_t workspace_size_fmha_fwd_splitkv_whole(const catalog_args* args, Uses, catalog_workspace* size) {
-    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
-    if (!size) return CATALOG_BAD_ARGUMENT;
-    *size = {1, 0, 0, 0, 0};
-    return CATALOG_OK;
+    return no_workspace(args, size);
 }
 
 template <class Row>

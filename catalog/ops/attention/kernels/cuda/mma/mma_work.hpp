@@ -19,6 +19,10 @@ struct MmaGrid {
     KvSteps k_steps, v_steps;
 };
 
+// Whether blocks whose rows attend to the same keys are neighbours, so that the L2 has the keys of all of them.
+template <class Row>
+inline constexpr bool neighbours_share_keys = false;
+
 // What a block answers: up to tile_m0 rows of one K/V head of one sequence, against one split of the keys.
 template <class Row, bool partial>
 struct MmaWork {
@@ -30,10 +34,13 @@ struct MmaWork {
     __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid<Row>& grid, int zero) : grid(grid) {
         const int nhead_k = static_cast<int>(args.nhead_k), batch = static_cast<int>(args.batch);
         const int splits = partial ? static_cast<int>(args.num_splits) : 1;
-        const int block = static_cast<int>(blockIdx.x) + zero, of_head = block / nhead_k, of_sequence = of_head / batch;
-        head_k = block - of_head * nhead_k;
+        const int block = static_cast<int>(blockIdx.x) + zero;
+        const int of_tile = neighbours_share_keys<Row> ? block / grid.tiles : block, of_head = of_tile / nhead_k;
+        const int of_sequence = of_head / batch;
+        const int tile = neighbours_share_keys<Row> ? block - of_tile * grid.tiles : of_sequence / splits;
+        head_k = of_tile - of_head * nhead_k;
         split = of_sequence % splits;
-        first_row = (grid.tiles - 1 - of_sequence / splits) * Row::tile_m0;
+        first_row = (grid.tiles - 1 - tile) * Row::tile_m0;
         seq = sequence_of<Row>(args, of_head - of_sequence * batch);
         rows = rows_left();
     }
@@ -81,6 +88,18 @@ struct MmaWork {
     }
 };
 
+// The queries in shared memory, of a call with a scale that is not positive: see Scores. By `threads` threads.
+__device__ __forceinline__ void rescale_queries(const catalog_args& args, std::uint32_t q, int bytes, int thread,
+                                                int threads) {
+    const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu;
+    const std::uint32_t flipped = args.scale == 0.0f ? 0 : 0x80008000u;
+    for (int offset = thread * 4; offset < bytes; offset += threads * 4) {
+        std::uint32_t pair;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(q + offset) : "memory");
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(q + offset), "r"((pair & kept) ^ flipped) : "memory");
+    }
+}
+
 // Of a call whose rows see all keys at once, or of one with parts.
 template <class Row>
 inline catalog_status check_whole(const catalog_args* args) {
@@ -88,6 +107,14 @@ inline catalog_status check_whole(const catalog_args* args) {
     if (args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
     const bool has_outputs = args->o.data && aligned_queries<Row, typename Row::otype>(*args, args->o);
     return has_outputs || !has_queries(*args) ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
+}
+
+// Of a kernel that leaves the keys whole.
+inline std::int32_t no_workspace(const catalog_args* args, catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    *size = {1, 0, 0, 0, 0};
+    return CATALOG_OK;
 }
 
 template <class Row>

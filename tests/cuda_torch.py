@@ -1,4 +1,4 @@
-"""Products and convolutions of PyTorch's CUDA tensors on a GPU of arch sm_90, against PyTorch in float64."""
+"""Products, convolutions and latent attention of PyTorch's tensors on a GPU of arch sm_90, against float64."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ torch: Any = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
+from catalog.integrations.flashinfer import BatchMLAPagedAttentionWrapper  # noqa: E402
 from catalog.torch import conv1d, conv2d, conv3d, grouped_mm, linear, matmul, scaled_mm  # noqa: E402
 
 ACTIVATIONS: Mapping[Any, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
@@ -44,6 +45,33 @@ def check(function: Any, expected: Any, tensors: list[Any]) -> None:
         torch.autograd.grad(ours, tensors, grad), torch.autograd.grad(theirs, doubles, grad.double()), strict=True
     )
     assert all(close(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("neighbours", [True, False])
+@pytest.mark.parametrize("tokens", [[1, 1, 1], [3, 0, 130]], ids=["even", "uneven"])
+def test_latent_attention(tokens: list[int], neighbours: bool) -> None:
+    """Over pages, beside a softmax in float64; of caches that are slices of one tensor, and of others."""
+    keys, size, hdims, heads = [200, 0, 1021], 16, (512, 64), 20
+    counts = [-(-count // size) for count in keys]
+    cache, q = (tensor.detach() for tensor in leaves((sum(counts), size, sum(hdims)), (sum(tokens), heads, sum(hdims))))
+    parts = cache.split(hdims, dim=-1) if neighbours else [part.contiguous() for part in cache.split(hdims, dim=-1)]
+    pages = torch.randperm(sum(counts), device="cuda").int()
+
+    def starts(lengths: list[int]) -> Any:
+        return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int()
+
+    wrapper = BatchMLAPagedAttentionWrapper(torch.empty(1, device="cuda"))
+    lengths, scale = torch.tensor(keys, dtype=torch.int32), sum(hdims) ** -0.5
+    wrapper.plan(starts(tokens), starts(counts), pages, lengths, heads, *hdims, size, True, scale, q.dtype, q.dtype)
+    o = wrapper.run(*q.split(hdims, dim=-1), *parts)
+    wanted = []
+    for queries, numbers, count in zip(q.double().split(tokens), pages.split(counts), keys, strict=True):
+        k = cache[numbers.long()].flatten(0, 1)[:count].double()
+        scores = torch.einsum("qhd,kd->hqk", queries, k) * scale
+        seen = torch.ones(len(queries), count, device="cuda").tril(count - len(queries)).bool()
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+        wanted.append(torch.einsum("hqk,kd->qhd", weights, k[:, : hdims[0]]))
+    assert close(o, torch.cat(wanted))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

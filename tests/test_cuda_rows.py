@@ -25,9 +25,12 @@ ROWS = (
     (Family.FWD, Pipeline.SM90_WGMMA),
     (Family.FWD, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV, Pipeline.SM90_MMA),
+    (Family.FWD_SPLITKV, Pipeline.SM90_LATENT),
+    (Family.FWD_SPLITKV, Pipeline.SM90_LATENT_WHOLE),
     (Family.FWD_SPLITKV, Pipeline.SM90_STREAM),
     (Family.FWD_SPLITKV, Pipeline.SM90_WHOLE),
     (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED),
+    (Family.FWD_PAGEDKV, Pipeline.SM90_LATENT),
     (Family.FWD_PAGEDKV, Pipeline.SM90_MMA),
     (Family.BATCH_PREFILL, Pipeline.SM90_MMA),
     (Family.FWD_APPENDKV, Pipeline.NO),
@@ -47,7 +50,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
     where = f"family = '{family}' AND pipeline = '{pipeline}' AND dtype = 'bf16' AND mask <> 'generic' AND bias = 'no'"
-    return catalog.kernels(f"{where} AND mode = 'batch' AND hdim_q IN (128, 256)", arch="sm_90", limit=1)[0]
+    return catalog.kernels(f"{where} AND mode = 'batch' AND hdim_q IN (128, 256, 576)", arch="sm_90", limit=1)[0]
 
 
 PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
@@ -58,6 +61,9 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 64, "mask": "window", "window": (128, 0)},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
     {"op": "splitkv", "batch": 64, "hdim_q": 128, "seqlen_q": 1},
+    {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1},
+    {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1, "batch": 128},
+    {"op": "pagedkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "page_size": 16, "mask": "bottom_right"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
     {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
@@ -110,23 +116,26 @@ def assert_compiles_without_spills(catalog: Catalog, kernel: Kernel) -> None:
     assert code > 500
 
 
+LATENT_HEADS = {"nhead_q": 128, "nhead_k": 1}
 SHORT_QUERIES: dict[str, Any] = {"op": "splitkv", "nhead_q": 64, "nhead_k": 8, "seqlen_q": 1, "dtype": "bf16"}
 
 
-@pytest.mark.parametrize("pipeline", [Pipeline.SM90_STREAM, Pipeline.SM90_WHOLE])
+@pytest.mark.parametrize("pipeline", [Pipeline.SM90_STREAM, Pipeline.SM90_WHOLE, Pipeline.SM90_LATENT_WHOLE])
 def test_some_rows_need_no_second_launch_and_take_no_number_of_splits(catalog: Catalog, pipeline: Pipeline) -> None:
     kernel = row(catalog, Family.FWD_SPLITKV, pipeline)
     signature = kernel.signature
-    problem = Problem(batch=2, seqlen_k=4096, hdim_q=signature.hdim_q, mask=signature.mask.value, **SHORT_QUERIES)
+    hdims = {"hdim_q": signature.hdim_q, "hdim_v": signature.hdim_v}
+    problem = Problem(batch=2, seqlen_k=4096, mask=signature.mask.value, **hdims, **SHORT_QUERIES)
     assert catalog.plan(problem, kernel).kernels == (kernel,)
     stated = problem.model_copy(update={"num_splits": 2})
 
-    def pipelines(of: Problem) -> set[str]:
+    def pipelines(of: Problem) -> set[Pipeline]:
         found = catalog.candidates(of, arch="sm_90", limit=20)
-        return {candidate.kernel.algorithm.pipeline.value for candidate in found}
+        return {candidate.kernel.algorithm.pipeline for candidate in found}
 
-    assert pipelines(problem) == {"sm90_mma", "sm90_stream", "sm90_whole"}
-    assert pipelines(stated) == {"sm90_mma"}
+    assert pipeline in pipelines(problem)
+    divided = {Pipeline.SM90_LATENT} if signature.hdim_q == 576 else {Pipeline.SM90_MMA, Pipeline.SM90_LATENT}
+    assert pipelines(stated) == divided
 
 
 @pytest.mark.parametrize(
@@ -145,6 +154,24 @@ def test_keys_stay_whole_where_that_keeps_the_memory_busy(
 ) -> None:
     """The faster one of the two on an H100."""
     problem = Problem(batch=batch, seqlen_k=seqlen_k, hdim_q=128, **SHORT_QUERIES)
+    assert catalog.select(problem, arch="sm_90").kernels[0].algorithm.pipeline == f"sm90_{pipeline}"
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen_k", "pipeline"),
+    [
+        (1, 1024, "latent"),
+        (16, 8192, "latent"),
+        (64, 1024, "latent_whole"),
+        (66, 8192, "latent_whole"),
+        (80, 8192, "latent"),
+    ],
+)
+def test_latent_keys_stay_whole_where_that_keeps_all_multiprocessors_busy(
+    catalog: Catalog, batch: int, seqlen_k: int, pipeline: str
+) -> None:
+    """The faster one of the two on an H100, with 128 heads: two tiles of rows for each sequence."""
+    problem = Problem(batch=batch, seqlen_k=seqlen_k, hdim_q=576, hdim_v=512, **SHORT_QUERIES | LATENT_HEADS)
     assert catalog.select(problem, arch="sm_90").kernels[0].algorithm.pipeline == f"sm90_{pipeline}"
 
 

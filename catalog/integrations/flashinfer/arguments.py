@@ -57,6 +57,19 @@ def refuse_gradient(*tensors: torch.Tensor) -> None:
         )
 
 
+def refuse_graph(use_cuda_graph: bool, device: torch.device) -> None:
+    """Check that nobody wants to capture the runs of a wrapper on a GPU.
+
+    Raises:
+        UnsupportedArgumentError: somebody does.
+    """
+    if use_cuda_graph and device.type != "cpu":
+        raise UnsupportedArgumentError(
+            "use_cuda_graph=True: a captured graph would not see the page table of the next plan",
+            hint="Capture catalog.torch.flash_attn_with_kvcache, whose page table and lengths are arguments.",
+        )
+
+
 def unless_hints(others: Mapping[str, Any]) -> dict[str, Any]:
     """The optional arguments of ``plan`` that would change the result."""
     return {name: value for name, value in others.items() if name not in _HINTS}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from catalog.errors import ArgumentError, UnsupportedArgumentError
+from catalog.errors import ArgumentError
 from catalog.integrations.flashinfer.arguments import (
     Attended,
     Dtype,
@@ -18,6 +18,7 @@ from catalog.integrations.flashinfer.arguments import (
     options_with,
     refuse,
     refuse_gradient,
+    refuse_graph,
     results,
     starts_of,
 )
@@ -51,7 +52,7 @@ class _Plan(NamedTuple):
 
 
 class BatchMLAPagedAttentionWrapper:
-    """Like FlashInfer's: packed queries over pages of compressed K and V, which all heads share; on the CPU.
+    """Like FlashInfer's: packed queries over pages of compressed K and V, which all heads share.
 
     V is ``ckv``, and K is ``ckv`` and ``kpe``, one after the other. If these caches are slices of one tensor, (pages,
     page size, head dims together), in this order, kernels read it where it is. Otherwise every ``run`` copies the
@@ -59,7 +60,7 @@ class BatchMLAPagedAttentionWrapper:
 
     Args:
         float_workspace_buffer: on the device of the tensors; it is not used otherwise.
-        use_cuda_graph: on a GPU only False.
+        use_cuda_graph: on a GPU only False; no effect on a CPU, where nothing is captured.
         qo_indptr: no effect, as the three after it: the buffers of captured graphs.
         kv_indptr: see there.
         kv_indices: see there.
@@ -81,8 +82,7 @@ class BatchMLAPagedAttentionWrapper:
         backend: str = "auto",
     ) -> None:
         self._device = float_workspace_buffer.device
-        if use_cuda_graph and self._device.type != "cpu":
-            raise UnsupportedArgumentError("use_cuda_graph=True: kernels for MLA exist for CPUs only")
+        refuse_graph(use_cuda_graph, self._device)
         self._plan: _Plan | None = None
 
     def plan(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from catalog.errors import ArgumentError, UnsupportedArgumentError
+from catalog.errors import ArgumentError
 from catalog.integrations.flashinfer.arguments import (
     Attended,
     Dtypes,
@@ -16,6 +16,7 @@ from catalog.integrations.flashinfer.arguments import (
     check_layout,
     converted,
     refuse,
+    refuse_graph,
 )
 from catalog.integrations.flashinfer.pages import PageTable, lengths_by_last_page, page_table
 from catalog.integrations.flashinfer.positions import Encoding, rotated
@@ -89,11 +90,7 @@ class Wrapper:
         **others: Any,
     ) -> None:
         self._device = float_workspace_buffer.device
-        if use_cuda_graph and self._device.type != "cpu":
-            raise UnsupportedArgumentError(
-                "use_cuda_graph=True: a captured graph would not see the page table of the next plan",
-                hint="Capture catalog.torch.flash_attn_with_kvcache, whose page table and lengths are arguments.",
-            )
+        refuse_graph(use_cuda_graph, self._device)
         refuse(**{name: value for name, value in others.items() if name not in _BUFFERS})
         check_layout(kv_layout)
         self._layout: KvLayout = kv_layout

@@ -17,12 +17,12 @@ MAX_SPLITS = 128
 _SHORTEST_SPLIT = 512
 """Minimum number of keys in a split for it to be worth a work item of its own."""
 
-_FEWEST_TILES = {False: 4, True: 2}
-"""Minimum number of a kernel's tiles of keys in a split for it to be worth a block of its own; True: of latent attention,
-whose keys are long.
+_FEWEST_TILES, _FEWEST_LONG_TILES = 4, 2
+"""Minimum number of a kernel's tiles of keys in a split for it to be worth a block of its own. The second one is for
+keys of more than :data:`_LONG` elements.
 """
 
-_LONG_HDIM = 512
+_LONG = 512
 
 _ITEMS_PER_THREAD = 4
 _NEARLY_FULL = 0.85
@@ -51,7 +51,8 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whol
         if problem.num_splits:
             return problem.num_splits
         if whole_waves:
-            shortest = _FEWEST_TILES[problem.hdim_q > _LONG_HDIM] * main.algorithm.tile_n0 or _SHORTEST_SPLIT
+            fewest = _FEWEST_LONG_TILES if problem.hdim_q > _LONG else _FEWEST_TILES
+            shortest = fewest * main.algorithm.tile_n0 or _SHORTEST_SPLIT
             blocks = max(1, -(-problem.seqlen_k // shortest))
             return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(blocks, MAX_SPLITS))
         return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)

@@ -22,6 +22,7 @@ from catalog.build.resources import of_host_build
 from catalog.build.targets import Target
 from catalog.build.toolchains import find_host_toolchain
 from catalog.ops import operation
+from catalog.ops.attention.stages import stages_of
 from catalog.ops.attention.traits import Family
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
@@ -49,8 +50,12 @@ static char* row(catalog_tensor t, int bytes, int64_t split, int64_t b, int64_t 
            (split * t.stride_split + b * t.stride_batch + h * t.stride_nhead + token * t.stride_seqlen) * bytes;
 }
 int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size) {
-    memset(size, 0, sizeof *size); /* no more than dense arrays have */
+    memset(size, 0, sizeof *size);
     size->num_splits = args->num_splits;
+    if (STAGE == MAIN || STAGE == COMBINE) {
+        size->lse_acc = args->num_splits * args->nhead_q * args->tokens_q * 4;
+        size->o_acc = size->lse_acc * args->hdim_v;
+    }
     return CATALOG_OK;
 }
 int32_t catalog_launch(const catalog_args* args, void* stream) {
@@ -98,7 +103,9 @@ def target(described=lambda row: row, flaws=MappingProxyType({})):
     )
 
     def emit(kernel, _memory):
-        stage = STAGES.get(kernel.signature.family, "WHOLE")
+        family = kernel.signature.family
+        alone = family == Family.FWD_SPLITKV and stages_of("splitkv", kernel) == (family,)
+        stage = "WHOLE" if alone else STAGES.get(family, "WHOLE")
         return kernel_source(described(describe(kernel)), 2, stage, flaws.get(kernel.id, ""))
 
     return Target(

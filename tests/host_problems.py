@@ -45,6 +45,9 @@ HEAD_DIMS: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 """The head dims of problems that padded kernels of each size answer, the next smaller ones do not."""
 
+LATENT = 512
+"""Head dims above it are those of latent attention, where V may be the beginning of K."""
+
 VECTOR = 8
 """Head dims of kernels that are padded to whole vectors are multiples of it."""
 
@@ -220,7 +223,12 @@ def draw_inputs(problem: Problem, seed: int) -> dict[str, Array]:
         inputs |= _forward(problem, inputs)
     if "dlse" in inputs:  # what is constant has no gradient, whatever is said of it
         inputs["dlse"][np.isneginf(inputs["lse"])] = np.nan
-    return {name: _stored(name, problem, array, seed + index) for index, (name, array) in enumerate(inputs.items())}
+    stored = {name: _stored(name, problem, array, seed + index) for index, (name, array) in enumerate(inputs.items())}
+    if problem.hdim_q > LATENT and seed % 2:
+        for k, v in (("k", "v"), ("k_cache", "v_cache")):
+            if k in stored:
+                stored[v] = stored[k][..., : problem.hdim_v]
+    return stored
 
 
 def _optional(problem: Problem, rng: np.random.Generator) -> dict[str, Array]:

@@ -150,7 +150,7 @@ def test_a_first_run_leaves_the_process_s_own_gpu_alone(guarded, fake, monkeypat
 
 @pytest.mark.slow
 def test_a_wrong_result_is_blamed_on_a_stage_that_has_not_run_before(catalog, guarded):
-    problem = ONE_KEY.model_copy(update={"op": "splitkv", "num_splits": 1})
+    problem = ONE_KEY.model_copy(update={"op": "splitkv", "num_splits": 2})
     main, combine = catalog.select(problem, arch="sm_90").kernels
     catalog = guarded({combine.id: list(FLAWS)[-1]})
     artifact = catalog.build(main)

@@ -42,6 +42,7 @@ except ImportError:
 from cuda_machine import ONE_KEY, best, catalog_on, machine
 from fake_torch import FakeTorch
 
+LATENT = {"batch": 70, "nhead_q": 128, "nhead_k": 1, "seqlen_q": 1, "seqlen_k": 3, "hdim_q": 576, "hdim_v": 512}
 DENSE = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=128, dtype="fp16", lse=True)
 PACKED = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=128, dtype="fp16", lse=True)
 SPLIT = Problem(
@@ -112,6 +113,17 @@ def test_a_plan_runs_on_numpy_arrays(catalog, problem):
     assert np.array_equal(result.outputs["o"], expected(problem, make_inputs(problem, 3)["v"]))
     assert result.time_ms > 0
     assert catalog.device("sm_90").device.name == "NVIDIA H200"
+
+
+def test_values_that_are_the_beginning_of_keys_are_copied_once(catalog, fake):
+    """The kernels of latent attention see it by the address; a launch without parts has no workspace either."""
+    problem = Problem(**LATENT, op="splitkv", dtype="bf16")
+    inputs = make_inputs(problem)
+    inputs["v"] = inputs["k"][..., : problem.hdim_v]
+    fake.log.clear()
+    result = catalog.select(problem, arch="sm_90").run(inputs)
+    assert np.array_equal(result.outputs["o"], expected(problem, inputs["v"]))
+    assert [name for name, _ in fake.log].count("cudaMalloc") == len(("q", "k", "o"))
 
 
 def test_a_launch_on_gpu_arrays_copies_nothing_and_waits(bind, fake):

@@ -14,9 +14,9 @@ import numpy as np
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, arguments_of, template
-from catalog.runtime.devices.dlpack import dense_strides
 from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.gpu.arrays import DeviceArray, device_array
+from catalog.runtime.devices.gpu.copies import Copy, Placed, fetch, send
 from catalog.runtime.devices.gpu.resources import Graph, Memory
 from catalog.runtime.devices.gpu.runtime import Gpu, GpuRuntime
 from catalog.runtime.devices.gpu.streams import current_stream, handle_of
@@ -34,31 +34,13 @@ _MOST_LISTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """A NumPy array with its copy in the GPU's memory; ``back`` if kernels write it."""
-
-    array: Array
-    memory: Memory
-    back: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """The address of a copy in GPU memory and its strides in bytes."""
-
-    address: int
-    strides: tuple[int, ...]
-    memory: Memory
-
-
-@dataclass(frozen=True, slots=True)
 class GpuCall(Call):
     """A call with pointers to a GPU's memory; keep it until its launches are done.
 
     ``own`` is memory allocated by the call or the device, and freed with them.
     """
 
-    copies: tuple[_Copy, ...] = field(repr=False)
+    copies: tuple[Copy, ...] = field(repr=False)
     own: tuple[Memory, ...] = field(repr=False)
 
 
@@ -231,8 +213,9 @@ class GpuDevice:
     def call(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = NO_WORKSPACE) -> GpuCall:
         """The argument struct of a problem with its tensors, inputs and outputs together.
 
-        Arrays in the GPU's memory are used in place. Each NumPy array gets a copy in GPU memory. All stages of a plan
-        share the call. It keeps tensors and copies alive and can be launched any number of times.
+        Arrays in the GPU's memory are used in place. Each NumPy array gets a copy in GPU memory; an input whose rows
+        are the beginning of another one's shares that copy. All stages of a plan share the call. It keeps tensors and
+        copies alive and can be launched any number of times.
 
         Args:
             problem: the problem.
@@ -267,7 +250,7 @@ class GpuDevice:
         memory: Callable[[int], Memory | TorchMemory],
     ) -> GpuCall:
         self.gpu  # noqa: B018 - raises if there is no GPU, before anything is allocated
-        copies: list[_Copy] = []
+        copies: list[Copy] = []
         placed = [self._place(problem, name, array, copies) for name, array in tensors.items()]
         filled = template(problem, tuple([(name, at.strides) for name, at in zip(tensors, placed, strict=True)]))
         lists = self._memory_of_lists(problem)
@@ -284,13 +267,16 @@ class GpuDevice:
         return GpuCall(args, ctypes.byref(args), (placed, rooms), tuple(copies), own)
 
     def _place(
-        self, problem: Problem, name: str, array: Array | DeviceArray, copies: list[_Copy]
-    ) -> _Placed | DeviceArray:
+        self, problem: Problem, name: str, array: Array | DeviceArray, copies: list[Copy]
+    ) -> Placed | DeviceArray:
         if isinstance(array, DeviceArray):
             return array
-        memory = self._memory(array.nbytes)
-        copies.append(_Copy(array, memory, problem.tensors[name].role != "input"))
-        return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
+        written = problem.tensors[name].role != "input"
+        copy = None if written else next((copy for copy in copies if copy.begins_with(array)), None)
+        if copy is None:
+            copy = Copy(array, self._memory(array.nbytes), written)
+            copies.append(copy)
+        return copy.placed
 
     def lists_of(self, problem: Problem) -> tuple[list[int], tuple[Memory, ...]]:
         """:attr:`Problem.lists` where they are read: addresses, in the order of the argument struct, and the memory.
@@ -312,43 +298,16 @@ class GpuDevice:
         if lists is None:
             arrays = {name: np.array(values, np.int32) for name, values in problem.lists.arrays.items()}
             lists = {name: self._memory(array.nbytes) for name, array in arrays.items()}
-            self._send([_Copy(arrays[name], memory, False) for name, memory in lists.items()], self.stream)
+            send(
+                self.runtime,
+                self.index,
+                [Copy(arrays[name], memory, False) for name, memory in lists.items()],
+                self.stream,
+            )
             if len(self._lists) >= _MOST_LISTS:
                 self._lists.clear()
             self._lists[problem] = lists
         return lists
-
-    def _send(self, copies: Sequence[_Copy], stream: int) -> None:
-        """Copy the current contents of the NumPy arrays to the GPU; when it returns, the copies are complete."""
-        if not copies:
-            return
-        dense = [np.ascontiguousarray(copy.array) for copy in copies]
-        with self.runtime.on(self.index):
-            try:
-                for copy, array in zip(copies, dense, strict=True):
-                    self.runtime.copy_in(copy.memory.handle, array.ctypes.data, array.nbytes, stream)
-            finally:  # a started copy reads the array until it is done
-                self.runtime.synchronize(stream)
-
-    def _fetch(self, copies: Sequence[_Copy], stream: int) -> None:
-        """Wait for the stream, then copy the results back to the NumPy arrays."""
-        if not copies:
-            self.runtime.synchronize(stream)
-            return
-        written = [copy for copy in copies if copy.back]
-        dense = [
-            copy.array if copy.array.flags.c_contiguous else np.empty(copy.array.shape, copy.array.dtype)
-            for copy in written
-        ]
-        with self.runtime.on(self.index):
-            try:
-                for copy, array in zip(written, dense, strict=True):
-                    self.runtime.copy_out(array.ctypes.data, copy.memory.handle, array.nbytes, stream)
-            finally:
-                self.runtime.synchronize(stream)
-        for copy, array in zip(written, dense, strict=True):
-            if array is not copy.array:
-                copy.array[...] = array
 
     def _start(self, kernels: Sequence[LoadedKernel], pointer: Any, stream: int) -> None:
         runtime = self.runtime
@@ -402,9 +361,9 @@ class GpuDevice:
             if self.runtime.capturing(stream):
                 self.enqueue(kernels, call, stream)
                 return
-            self._send(call.copies, stream)
+            send(self.runtime, self.index, call.copies, stream)
             self._start(kernels, call.pointer, stream)
-            self._fetch(call.copies, stream)
+            fetch(self.runtime, self.index, call.copies, stream)
 
     def time(self, kernels: Sequence[LoadedKernel], call: GpuCall, launches: int, *, cold: bool = False) -> list[int]:
         """Launch the kernels ``launches`` times; return the nanoseconds of each by the GPU's clock.
@@ -417,9 +376,9 @@ class GpuDevice:
         """
         stream = self._uncaptured()
         with self.runtime.on(self.index):
-            self._send(call.copies, stream)
+            send(self.runtime, self.index, call.copies, stream)
             durations = self.timed(partial(self._start, kernels, call.pointer, stream), launches, cold=cold)
-            self._fetch(call.copies, stream)
+            fetch(self.runtime, self.index, call.copies, stream)
         return durations
 
     def replayed(self, kernels: Sequence[LoadedKernel], call: GpuCall) -> Callable[[], object]:
@@ -430,7 +389,7 @@ class GpuDevice:
         """
         stream = self._uncaptured()
         with self.runtime.on(self.index):
-            self._send(call.copies, stream)
+            send(self.runtime, self.index, call.copies, stream)
             self._start(kernels, call.pointer, stream)  # the first launch loads code, which a capture does not allow
             self.runtime.synchronize(stream)
             graph = Graph(self.runtime, self.index, partial(self._start, kernels, call.pointer))

@@ -2,8 +2,8 @@
 // elements and 64 that are rotated, and V usually the first 512 of K. Then each tile is copied once. The division of O's
 // columns between two warpgroups is FlashMLA's.
 //
-// While the values of a tile are summed up, the next tile is weighed, and the one after it is on its way: each warpgroup
-// that sums up copies to where its own values were.
+// While the values of a tile are summed up, the next tile is weighed. Each warpgroup that sums up then copies, to where its
+// own values were, those of the tile after that. Fetching tiles into the L2 earlier gains nothing.
 #pragma once
 
 #include "latent_loads.hpp"
@@ -18,46 +18,41 @@ inline bool values_begin_keys(const catalog_args& args) {
            k.stride_seqlen == v.stride_seqlen;
 }
 
-// The tiles from `key` to `end` for one warpgroup that sums up. With one cache, tiles take turns at the stages; else keys
-// have the first one, and values the second.
-template <bool one_cache, class Row, bool partial>
-__device__ __forceinline__ void sum_up(LatentSums<Row, partial>& sums, LatentLoads<Row, partial>& loads, int key,
-                                       int end) {
+// The tiles from `key` to `end` for one warpgroup that sums up. Where V is the beginning of K, tiles take turns at the
+// stages.
+template <class Row, bool partial>
+__device__ __forceinline__ void sum_up_one_cache(LatentSums<Row, partial>& sums,
+                                                 const LatentLoads<Row, partial>& loads, int key, int end) {
     constexpr int keys = LatentShape<Row>::keys;
-    Ring<2> ring;
-    const auto load_keys = [&](int from, int stage) {
-        if (from >= end) return;
-        loads.find_keys(from, end);
-        loads.load_keys(stage);
-    };
-    load_keys(key, 0);
-    if constexpr (one_cache) {
-        load_keys(key + keys, 1);
-    } else if (key < end) {
-        loads.find_values(key, end);
-        loads.load_values(1);
-        ring.next();
-    }
-    for (; key < end; key += keys) {
+    if (key < end) loads.load_keys(loads.find_keys(key, end), 0);
+    if (key + keys < end) loads.load_keys(loads.find_keys(key + keys, end), 1);
+    for (Ring<2> ring; key < end; key += keys, ring.next()) {
         sums.await_weights();
-        if constexpr (!one_cache) load_keys(key + keys, 0);
         sums.start_adding(ring);
-        const int next = key + (one_cache ? 2 : 1) * keys;
-        if constexpr (one_cache)
-            loads.find_keys(next, end);
-        else
-            loads.find_values(next, end);
+        const auto next = loads.find_keys(key + 2 * keys, end);
         sums.finish_adding();
-        if (next < end) {
-            if constexpr (one_cache)
-                loads.load_keys(ring.stage);
-            else
-                loads.load_values(ring.stage);
-        }
-        ring.next();
-        if constexpr (!one_cache) ring.next();
+        if (key + 2 * keys < end) loads.load_keys(next, ring.stage);
     }
-    sums.await_weights();
+}
+
+// Else keys have the first stage, and values the second.
+template <class Row, bool partial>
+__device__ __forceinline__ void sum_up_two_caches(LatentSums<Row, partial>& sums,
+                                                  const LatentLoads<Row, partial>& loads, int key, int end) {
+    constexpr int keys = LatentShape<Row>::keys;
+    if (key < end) {
+        loads.load_keys(loads.find_keys(key, end), 0);
+        loads.load_values(loads.find_values(key, end), 1);
+    }
+    for (Ring<2> ring{1, 0}; key < end; key += keys, ring.phase ^= 1) {
+        sums.await_weights();
+        const bool more = key + keys < end;
+        if (more) loads.load_keys(loads.find_keys(key + keys, end), 0);
+        sums.start_adding(ring);
+        const auto next = loads.find_values(key + keys, end);
+        sums.finish_adding();
+        if (more) loads.load_values(next, 1);
+    }
 }
 
 template <class Row, bool partial, bool one_cache>
@@ -89,9 +84,13 @@ __global__ void __launch_bounds__(LatentShape<Row>::threads, 1)
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup > 0) {
         claim_registers<192>();
-        LatentLoads<Row, partial> loads(args, work, shared, warpgroup - 1);
+        const LatentLoads<Row, partial> loads(args, work, shared, warpgroup - 1);
         LatentSums<Row, partial> sums(shared, warpgroup - 1);
-        sum_up<one_cache>(sums, loads, key, end);
+        if constexpr (one_cache)
+            sum_up_one_cache(sums, loads, key, end);
+        else
+            sum_up_two_caches(sums, loads, key, end);
+        sums.await_weights();
         sums.store(args, work);
         return;
     }

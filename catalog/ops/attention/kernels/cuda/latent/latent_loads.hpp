@@ -19,62 +19,75 @@ class LatentLoads {
         : args(args), work(work), shared(shared), group(group), row(static_cast<int>(threadIdx.x) % 128 / pieces),
           piece(static_cast<int>(threadIdx.x) % pieces) {}
 
-    __device__ __forceinline__ void load_queries() {
+    // Where a thread's rows of a tile are; those that are not there become zeros.
+    struct Places {
+        const char* row[count];
+        bool exists[count];
+    };
+
+    __device__ __forceinline__ void load_queries() const {
+        Places places;
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const int at = row + i * rows_apart;
-            exists[i] = at < work.rows;
-            source[i] = reinterpret_cast<const char*>(
-                work.template element_of<const std::uint16_t>(args.q, work.row_at(exists[i] ? at : 0)));
+            places.exists[i] = at < work.rows;
+            places.row[i] = reinterpret_cast<const char*>(
+                work.template element_of<const std::uint16_t>(args.q, work.row_at(places.exists[i] ? at : 0)));
         }
-        copy<Shape::panels>(shared, 0, static_cast<int>(args.hdim_q));
+        copy<Shape::panels>(places, shared, 0, static_cast<int>(args.hdim_q));
         copy_commit();
     }
 
-    // Finds the rows of the tile that begins at `key`. Those from `end` on, and those that have no page, become zeros.
-    __device__ __forceinline__ void find_keys(int key, int end) { find(args.k, work.grid.k_steps, key, end); }
-    __device__ __forceinline__ void find_values(int key, int end) { find(args.v, work.grid.v_steps, key, end); }
+    // The keys, or values, of the tile that begins at `key`. Those from `end` on, and those that have no page, are not there.
+    __device__ __forceinline__ Places find_keys(int key, int end) const {
+        return find(args.k, work.grid.k_steps, key, end);
+    }
+    __device__ __forceinline__ Places find_values(int key, int end) const {
+        return find(args.v, work.grid.v_steps, key, end);
+    }
 
     // Copies them to a stage: of the values the panels that the warpgroup sums up, and of keys the same and, by the first
     // group, what is behind the values.
-    __device__ __forceinline__ void load_keys(int stage) {
+    __device__ __forceinline__ void load_keys(const Places& places, int stage) const {
         const std::uint32_t target = shared + Shape::stages + stage * Shape::stage_bytes;
         const int hdim = static_cast<int>(args.hdim_q);
-        copy<Shape::panels_of_group>(target, group * Shape::panels_of_group, hdim);
-        if (group == 0) copy<Shape::panels - Shape::value_panels>(target, Shape::value_panels, hdim);
+        copy<Shape::panels_of_group>(places, target, group * Shape::panels_of_group, hdim);
+        if (group == 0) copy<Shape::panels - Shape::value_panels>(places, target, Shape::value_panels, hdim);
         copy_arrive(Shape::full(shared, stage, group));
     }
 
-    __device__ __forceinline__ void load_values(int stage) {
-        copy<Shape::panels_of_group>(shared + Shape::stages + stage * Shape::stage_bytes,
+    __device__ __forceinline__ void load_values(const Places& places, int stage) const {
+        copy<Shape::panels_of_group>(places, shared + Shape::stages + stage * Shape::stage_bytes,
                                      group * Shape::panels_of_group, static_cast<int>(args.hdim_v));
         copy_arrive(Shape::full(shared, stage, group));
     }
 
    private:
-    __device__ __forceinline__ void find(const catalog_tensor& tensor, const KvSteps& steps, int key, int end) {
+    __device__ __forceinline__ Places find(const catalog_tensor& tensor, const KvSteps& steps, int key, int end) const {
         const auto* first = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : work.seq.batch, work.head_k,
                                                          work.seq.first_k);
+        Places places;
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const int at = key + row + i * rows_apart;
-            exists[i] = at < end;
-            source[i] = reinterpret_cast<const char*>(first);
+            places.exists[i] = at < end;
+            places.row[i] = reinterpret_cast<const char*>(first);
             if constexpr (Row::paged_kv) {
                 const int index = work.grid.page_size.quotient(at);
-                const int page = exists[i] ? PageTable<Row>(args, work.seq.index)[index] : -1;
-                exists[i] = 0 <= page && page < args.num_pages;
-                if (exists[i])
-                    source[i] += page * (tensor.stride_batch * 2) +
-                                 (at - index * static_cast<int>(work.grid.page_size.divisor)) * steps.row;
-            } else if (exists[i]) {
-                source[i] += at * steps.row;
+                const int page = places.exists[i] ? PageTable<Row>(args, work.seq.index)[index] : -1;
+                places.exists[i] = 0 <= page && page < args.num_pages;
+                if (places.exists[i])
+                    places.row[i] += page * (tensor.stride_batch * 2) +
+                                     (at - index * static_cast<int>(work.grid.page_size.divisor)) * steps.row;
+            } else if (places.exists[i]) {
+                places.row[i] += at * steps.row;
             }
         }
+        return places;
     }
 
     template <int panels>
-    __device__ __forceinline__ void copy(std::uint32_t target, int first_panel, int hdim) const {
+    __device__ __forceinline__ void copy(const Places& places, std::uint32_t target, int first_panel, int hdim) const {
         target += first_panel * Shape::kv_panel + swizzled(row, piece * 16);
         const int column = first_panel * panel_columns + piece * 8;
 #pragma unroll
@@ -82,16 +95,14 @@ class LatentLoads {
 #pragma unroll
             for (int i = 0; i < count; ++i)
                 copy_async(target + panel * Shape::kv_panel + i * rows_apart * panel_row_bytes,
-                           source[i] + column * 2 + panel * panel_row_bytes,
-                           exists[i] && (!Row::pad_d || column + panel * panel_columns < hdim));
+                           places.row[i] + column * 2 + panel * panel_row_bytes,
+                           places.exists[i] && (!Row::pad_d || column + panel * panel_columns < hdim));
     }
 
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
     const std::uint32_t shared;
     const int group, row, piece;  // the first row
-    const char* source[count];
-    bool exists[count];
 };
 
 }  // namespace catalog::cuda

@@ -27,6 +27,7 @@ from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.problem import Problem as AnyProblem
 
+SCENARIOS = ("forward", "backward", "decode", "latent", "launch")
 TOKENS, HIDDEN = 16_384, 2_048
 DECODED = (1, 8, 32, 128)
 """Batches of decoding."""
@@ -205,6 +206,21 @@ class Bench:
             labels = {"batch": problem.batch, "seqlen": seqlen}
             yield Row("decode", labels, figures, {"cudnn x 1.0": ratios["of cudnn"] >= 1.0}, kernel)
 
+    def latent(self, seqlens: Sequence[int]) -> Iterator[Row]:
+        for problem in latent_problems(seqlens):
+            q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
+            k = tensors(problem.batch, 1, problem.seqlen_k, problem.hdim_q)
+            v = k[..., : problem.hdim_v]
+            o = torch.empty_like(q[..., : problem.hdim_v])
+            bound, kernel = self.bound(problem, {"q": q, "k": k, "v": v}, {"o": o})
+            weights = (q[:, :, 0] @ k[:, 0].mT * problem.hdim_q**-0.5).softmax(-1, dtype=torch.float32)
+            check(f"latent {problem.key}", o[:, :, 0], weights.to(o.dtype) @ v[:, 0])
+            ms = medians({"ours": bound.enqueue}, self.seconds, cold=True)["ours"]
+            moved = k.nbytes + q.nbytes + o.nbytes
+            figures = {"us": 1e3 * ms, "TFLOP/s": problem.flops / ms / 1e9, "GB/s": moved / ms / 1e6}
+            labels = {"batch": problem.batch, "seqlen": problem.seqlen_k}
+            yield Row("latent", labels, figures, {}, kernel)
+
     def launch(self) -> Iterator[Row]:
         problem = LAUNCH
         q, k, v = (tensors(problem.batch, problem.nhead_q, problem.seqlen_q, problem.hdim_q) for _ in range(3))
@@ -248,6 +264,13 @@ def decode_problems(seqlens: Sequence[int]) -> Iterator[Problem]:
             yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype="bf16", **heads)
 
 
+def latent_problems(seqlens: Sequence[int]) -> Iterator[Problem]:
+    heads = {"nhead_q": 128, "nhead_k": 1, "hdim_q": 576, "hdim_v": 512}
+    for batch in DECODED:
+        for seqlen in seqlens:
+            yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype="bf16", **heads)
+
+
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return scaled_dot_product_attention(q, k, v, enable_gqa=True)
@@ -272,7 +295,7 @@ def print_row(row: Row) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
-    add("--scenario", nargs="+", choices=("forward", "backward", "decode", "launch"), default=None)
+    add("--scenario", nargs="+", choices=SCENARIOS, default=None)
     add("--seqlen", type=int, nargs="+", default=(2048, 4096, 8192, 16384))
     add("--hdim", type=int, nargs="+", default=(128, 64))
     add("--candidates", type=int, default=4, help="number of kernels to tune per problem; 0: use the recorded timings")
@@ -280,7 +303,7 @@ def main() -> None:
     add("--db", type=Path, default=None, help="the catalog")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
-    chosen = options.scenario or ("forward", "backward", "decode", "launch")
+    chosen = options.scenario or SCENARIOS
     catalog = Catalog(options.db)
     catalog.populate("sm_90")
     problems = []
@@ -290,6 +313,7 @@ def main() -> None:
                 problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
                 problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
     problems += decode_problems(options.seqlen) if "decode" in chosen else []
+    problems += latent_problems(options.seqlen) if "latent" in chosen else []
     if options.candidates:
         rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
         tuning = TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule)
@@ -304,6 +328,7 @@ def main() -> None:
         "forward": lambda: bench.forward(options.hdim, options.seqlen),
         "backward": lambda: bench.backward(options.hdim, options.seqlen),
         "decode": lambda: bench.decode(options.seqlen),
+        "latent": lambda: bench.latent(options.seqlen),
         "launch": bench.launch,
     }
     for name in chosen:

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(LatentShape<Row>::threads, 1)
         for (int stage = 0; stage < 2; ++stage)
             for (int group = 0; group < Shape::summing; ++group) barrier_init(Shape::full(shared, stage, group), 128);
         barrier_init(Shape::weighed(shared), 128);
-        barrier_init(Shape::summed(shared), 4 * Shape::summing);
+        barrier_init(Shape::summed(shared), 128 * Shape::summing);
         barrier_init_fence();
     }
     __syncthreads();

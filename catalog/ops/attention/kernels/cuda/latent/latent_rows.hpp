@@ -195,7 +195,7 @@ class LatentSums {
     __device__ __forceinline__ void finish_adding() {
         wgmma_wait<0>();
         pin(o);
-        if (lane == 0) barrier_arrive(Shape::summed(shared));
+        barrier_arrive(Shape::summed(shared));
         named_barrier_sync(2 + group, 128);
     }
 

@@ -137,10 +137,18 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
     if not amx.PAIRS["host_amx"] - amx.TILES <= cpu_features():
         pytest.skip("this CPU has no AVX512-BF16")
     amx.pretend("host_amx", tmp_path, monkeypatch)
+    kinds = (
+        ("bf16", "bwd_weight", "host_amx"),
+        ("fp16", "forward", "host_amx"),
+        ("bf16", "bwd_data", "host_scatter_amx"),
+    )
     with Catalog(catalog.path) as other:
-        for dtype, family in (("bf16", "bwd_weight"), ("fp16", "forward")):
+        for dtype, family, pipeline in kinds:
             wanted = f"dtype = '{dtype}' AND family = '{family}' AND layout = 'nhwgc' AND ndim = 2"
-            check(other, rows(other, f"{wanted} AND pipeline = 'host_amx'", "x86_64_v4")[0], 10)
+            check(other, rows(other, f"{wanted} AND pipeline = '{pipeline}'", "x86_64_v4")[0], 10)
+        first_layer = ConvProblem(direction="bwd_data", n=1, c=3, k=64, size=(9, 9), filter=(3, 3), dtype="bf16")
+        (kernel,) = other.select(first_layer, arch="x86_64_v4").kernels
+        assert kernel.algorithm.pipeline == "host_scatter_amx"
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ def emit(kernel: Kernel) -> str:
         "direction": f"catalog::host::Direction::{signature.direction}",
         "last": signature.layout is Layout.NHWGC,
         "direct": algorithm.pipeline is Pipeline.HOST_DIRECT,
-        "scattered": algorithm.pipeline is Pipeline.HOST_SCATTER,
+        "scattered": algorithm.pipeline in (Pipeline.HOST_SCATTER, Pipeline.HOST_SCATTER_AMX),
         "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
-        "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
+        "in_tiles": algorithm.pipeline in (Pipeline.HOST_AMX, Pipeline.HOST_SCATTER_AMX),
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }
     types = {"dtype": signature.dtype_in, "otype": signature.dtype_out}

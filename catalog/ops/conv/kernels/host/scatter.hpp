@@ -1,6 +1,6 @@
 // The gradient of an input of few channels. The gradient of the output is multiplied with all weights at once, so that taps
 // and channels together fill vectors which few channels would not, and each product is added to the pixel that it belongs
-// to. Channels are the last axis.
+// to. Channels are the last axis. Products are those of vectors, or in AMX tiles.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,7 @@ class ScatteredProduct {
           columns(of.taps() * channels_in),
           across(of.size[0] > 1 ? 0 : of.size[1] > 1 ? 1 : 2),
           slice(Geometry::volume(of.size) / of.size[across] * channels_in) {
-        units = (channels_out + factors - 1) / factors;
+        units = (channels_out + factors * Block::whole - 1) / (factors * Block::whole) * Block::whole;
         steps = (units + step - 1) / step;
         // A band's neighbours compute some products a second time.
         const std::int64_t rows = across == 2 ? tile_m : 1;  // positions along the axis that are computed together

@@ -97,11 +97,12 @@ class PanelProduct {
 
    private:
     // Whether it takes less time to pack the same rows and columns in several threads than to read them from the caches of
-    // other cores. Two threads pack the fewest of them twice.
+    // other cores. Two threads pack the fewest of them twice; many threads that multiply in tiles read most from others.
     bool is_small() const {
         constexpr std::int64_t most_packed = 1 << 22;  // elements
-        return threads > 1 && work_of(args) <= (threads == 2 && !Row::in_tiles ? 8 : 1) * small_product &&
-               (args.m + args.n) * args.k <= most_packed;
+        constexpr int many = 16;                       // threads
+        const int larger = Row::in_tiles ? (threads >= many ? 4 : 1) : threads == 2 ? 8 : 1;
+        return threads > 1 && work_of(args) <= larger * small_product && (args.m + args.n) * args.k <= most_packed;
     }
 
     void multiply_small(const SmallDivision<Row, factors>& division) {

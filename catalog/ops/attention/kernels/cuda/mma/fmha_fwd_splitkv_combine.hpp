@@ -12,8 +12,8 @@ namespace catalog::cuda {
 // Of a block. Threads of a row have four columns each; more threads than columns form groups that divide the parts.
 inline constexpr int combine_threads = 128;
 
-// Rows of a block: one, whose parts are added by as many threads as possible, or, where there are rows enough to keep the
-// device busy, one for each warp.
+// Rows of a block: one, whose parts are added by as many threads as possible, or, where such blocks would not all run at
+// once on 132 multiprocessors, one for each warp.
 inline constexpr int few_rows = 132 * 16, rows_together = combine_threads / 32;
 
 template <class Row>

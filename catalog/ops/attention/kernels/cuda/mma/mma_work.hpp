@@ -100,12 +100,21 @@ __device__ __forceinline__ void rescale_queries(const catalog_args& args, std::u
     }
 }
 
-// Of a call whose rows see all keys at once, or of one with parts.
+// What the host checks of a call without parts of the keys.
 template <class Row>
 inline catalog_status check_whole(const catalog_args* args) {
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
     const bool has_outputs = args->o.data && aligned_queries<Row, typename Row::otype>(*args, args->o);
+    return has_outputs || !has_queries(*args) ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
+}
+
+// Of one with parts.
+template <class Row>
+inline catalog_status check_splits(const catalog_args* args) {
+    if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
+    const bool has_outputs = args->o_acc.data && args->lse_acc.data &&
+                             aligned_queries<Row, float>(*args, args->o_acc, args->num_splits);
     return has_outputs || !has_queries(*args) ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
@@ -115,14 +124,6 @@ inline std::int32_t no_workspace(const catalog_args* args, catalog_workspace* si
     if (!size) return CATALOG_BAD_ARGUMENT;
     *size = {1, 0, 0, 0, 0};
     return CATALOG_OK;
-}
-
-template <class Row>
-inline catalog_status check_splits(const catalog_args* args) {
-    if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
-    const bool has_outputs = args->o_acc.data && args->lse_acc.data &&
-                             aligned_queries<Row, float>(*args, args->o_acc, args->num_splits);
-    return has_outputs || !has_queries(*args) ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
 // `Shape` has the number of threads of a block, the bytes of its shared memory, and what copies keys and values.

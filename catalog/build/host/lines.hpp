@@ -21,7 +21,7 @@ class Lines {
     // Prefetches the next elements, if there are any left.
     void ask(int elements) {
         for (owed += elements; owed >= line && data; owed -= line) {
-            prefetch_later(data);
+            prefetch_once(data);
             data += line;
             if (data >= stop) next_row();
         }

@@ -31,6 +31,8 @@ SCENARIOS = ("forward", "backward", "decode", "latent", "launch")
 TOKENS, HIDDEN = 16_384, 2_048
 DECODED = (1, 8, 32, 128)
 """Batches of decoding."""
+MANY = 32
+"""Sequences that keep the memory busy, however few keys they have."""
 COPY_BYTES = 1 << 32
 BUSY_BYTES = 1 << 30
 READ_BYTES = 1 << 28
@@ -204,7 +206,10 @@ class Bench:
             ratios = {f"of {name}": rates["ours"] / rates[name] for name in ("cudnn", "copy")}
             figures = {"us": 1e3 * times["ours"]} | rates | ratios
             labels = {"batch": problem.batch, "seqlen": seqlen}
-            yield Row("decode", labels, figures, {"cudnn x 1.0": ratios["of cudnn"] >= 1.0}, kernel)
+            targets = {"cudnn x 1.0": ratios["of cudnn"] >= 1.0}
+            if problem.batch >= MANY:
+                targets["copy x 0.85"] = ratios["of copy"] >= 0.85
+            yield Row("decode", labels, figures, targets, kernel)
 
     def latent(self, seqlens: Sequence[int]) -> Iterator[Row]:
         for problem in latent_problems(seqlens):

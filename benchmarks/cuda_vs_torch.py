@@ -31,6 +31,8 @@ SCENARIOS = ("forward", "backward", "decode", "latent", "launch")
 TOKENS, HIDDEN = 16_384, 2_048
 DECODED = (1, 8, 32, 128)
 """Batches of decoding."""
+GROUPED = {"nhead_q": 64, "nhead_k": 8, "hdim_q": 128}
+LATENT = {"nhead_q": 128, "nhead_k": 1, "hdim_q": 576, "hdim_v": 512}
 MANY = 32
 """Sequences that keep the memory busy, however few keys they have."""
 COPY_BYTES = 1 << 32
@@ -188,7 +190,7 @@ class Bench:
     def decode(self, seqlens: Sequence[int]) -> Iterator[Row]:
         source = torch.empty(COPY_BYTES // 2, device="cuda", dtype=torch.uint8)
         target = torch.empty_like(source)
-        for problem in decode_problems(seqlens):
+        for problem in decode_problems(seqlens, GROUPED):
             seqlen = problem.seqlen_k
             q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
             k, v = (tensors(problem.batch, problem.nhead_k, seqlen, problem.hdim_q) for _ in range(2))
@@ -212,7 +214,7 @@ class Bench:
             yield Row("decode", labels, figures, targets, kernel)
 
     def latent(self, seqlens: Sequence[int]) -> Iterator[Row]:
-        for problem in latent_problems(seqlens):
+        for problem in decode_problems(seqlens, LATENT):
             q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
             k = tensors(problem.batch, 1, problem.seqlen_k, problem.hdim_q)
             v = k[..., : problem.hdim_v]
@@ -262,15 +264,7 @@ def backward_problem(hdim: int, seqlen: int, mask: str) -> Problem:
     )
 
 
-def decode_problems(seqlens: Sequence[int]) -> Iterator[Problem]:
-    heads = {"nhead_q": 64, "nhead_k": 8, "hdim_q": 128}
-    for batch in DECODED:
-        for seqlen in seqlens:
-            yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype="bf16", **heads)
-
-
-def latent_problems(seqlens: Sequence[int]) -> Iterator[Problem]:
-    heads = {"nhead_q": 128, "nhead_k": 1, "hdim_q": 576, "hdim_v": 512}
+def decode_problems(seqlens: Sequence[int], heads: Mapping[str, int]) -> Iterator[Problem]:
     for batch in DECODED:
         for seqlen in seqlens:
             yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype="bf16", **heads)
@@ -317,8 +311,8 @@ def main() -> None:
             for mask in ("no", "causal"):
                 problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
                 problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
-    problems += decode_problems(options.seqlen) if "decode" in chosen else []
-    problems += latent_problems(options.seqlen) if "latent" in chosen else []
+    problems += decode_problems(options.seqlen, GROUPED) if "decode" in chosen else []
+    problems += decode_problems(options.seqlen, LATENT) if "latent" in chosen else []
     if options.candidates:
         rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
         tuning = TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule)

@@ -9,7 +9,7 @@ namespace catalog::cuda {
 template <class Traits>
 inline std::int32_t workspace_size_fmha_fwd_splitkv_latent_whole(const catalog_args* args, Uses,
                                                                  catalog_workspace* size) {
-    return no_workspace(args, size);
+    return catalog::no_workspace(args, size);
 }
 
 template <class Traits>

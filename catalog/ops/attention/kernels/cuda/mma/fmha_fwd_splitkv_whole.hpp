@@ -9,7 +9,7 @@ namespace catalog::cuda {
 
 template <class Row>
 inline std::int32_t workspace_size_fmha_fwd_splitkv_whole(const catalog_args* args, Uses, catalog_workspace* size) {
-    return no_workspace(args, size);
+    return catalog::no_workspace(args, size);
 }
 
 template <class Row>

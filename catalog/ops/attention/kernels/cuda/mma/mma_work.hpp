@@ -118,14 +118,6 @@ inline catalog_status check_splits(const catalog_args* args) {
     return has_outputs || !has_queries(*args) ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
-// Of a kernel that leaves the keys whole.
-inline std::int32_t no_workspace(const catalog_args* args, catalog_workspace* size) {
-    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
-    if (!size) return CATALOG_BAD_ARGUMENT;
-    *size = {1, 0, 0, 0, 0};
-    return CATALOG_OK;
-}
-
 // `Shape` has the number of threads of a block, the bytes of its shared memory, and what copies keys and values.
 template <class Row, bool partial, class Shape>
 inline catalog_status launch_work(const catalog_args& args, void (*kernel)(catalog_args, MmaGrid<Row>),

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from catalog.ops.attention.fields import Op
+from catalog.ops.attention.fields import ELEMENT_BYTES, Op
 from catalog.ops.attention.inputs import forward_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.stages import MAIN_STAGE, STAGES
-from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, Mode, Rope
+from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
@@ -49,7 +49,7 @@ LATENT = 512
 """Head dims above it are those of latent attention, where V may be the beginning of K."""
 
 VECTOR = 8
-"""Head dims of kernels that are padded to whole vectors are multiples of it."""
+"""Head dims of kernels that are padded to whole vectors are multiples of it; of 16 where elements have 8 bits."""
 
 TILES_OF_FWD: tuple[Op, ...] = ("splitkv", "pagedkv", "batch_prefill")
 """They attend as fwd does, whose signatures have every data type with every head dim."""
@@ -146,6 +146,9 @@ def problem_fields(signature: Signature, pick: Callable[..., Any]) -> dict[str, 
     if op == "bwd":
         return fields | {name: bool(traits[name]) for name in ("dbias", "deterministic")} | {"dlse": pick(False, True)}
     fields |= {"lse": bool(traits["lse"]) if op != "splitkv" else pick(True, False), "qscale": traits["qscale"]}
+    if traits["qscale"] == Qscale.BLOCKSCALE.value:
+        tile = traits.get("tile_n0") or 16
+        fields |= {"block_scale_size_q": pick(1, 32, 100), "block_scale_size_kv": pick(tile, 2 * tile, 512)}
     if traits["skip_min_seqlen_q"]:
         fields["min_seqlen_q"] = pick(1, 7, 100)
     if op == "splitkv":
@@ -165,7 +168,8 @@ def _head_dims(signature: Signature, pick: Callable[..., Any]) -> tuple[int, int
         smaller = (pair for pairs in HEAD_DIMS.values() for pair in pairs if pair[0] > 1)
         allowed = tuple(pair for pair in smaller if pair[0] <= kernel[0] and pair[1] <= kernel[1])
     if traits["pad_d"] == VECTOR:
-        whole = (tuple(-(-hdim // VECTOR) * VECTOR for hdim in pair) for pair in allowed)
+        vector = 16 // ELEMENT_BYTES[traits["dtype"]][0]
+        whole = (tuple(-(-hdim // vector) * vector for hdim in pair) for pair in allowed)
         allowed = (kernel, *dict.fromkeys(pair for pair in whole if pair <= kernel))
     if traits["kv_memory_layout"] == KvMemoryLayout.VECTORIZED.value:
         allowed = tuple(pair for pair in allowed if pair[0] % 16 == 0)

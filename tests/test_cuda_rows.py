@@ -23,6 +23,7 @@ from catalog.schema.kernel import Kernel
 
 ROWS = (
     (Family.FWD, Pipeline.SM90_WGMMA),
+    (Family.FWD, Pipeline.SM90_LATENT),
     (Family.FWD, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV, Pipeline.SM90_LATENT),
@@ -59,6 +60,10 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
     {"hdim_q": 128, "mask": "causal", "lse": True},
     {"hdim_q": 64, "mask": "window", "window": (128, 0)},
+    {"hdim_q": 512, "mask": "causal"},
+    {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "pertensor"},
+    {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "blockscale", "mask": "causal", "lse": True},
+    {"hdim_q": 256, "dtype": "fp8fp16", "qscale": "pertensor", "mask": "causal"},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
     {"op": "splitkv", "batch": 64, "hdim_q": 128, "seqlen_q": 1},
     {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1},
@@ -218,8 +223,10 @@ def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:
 
 def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> None:
     kernel = row(catalog, Family.FWD, Pipeline.SM90_WGMMA)
-    scaled = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"qscale": Qscale.PERTENSOR})})
-    with pytest.raises(BuildError, match="NVIDIA has no kernels for qscale = pertensor"):
+    scaled = kernel.model_copy(
+        update={"signature": kernel.signature.model_copy(update={"qscale": Qscale.KV_BLOCKSCALE})}
+    )
+    with pytest.raises(BuildError, match="NVIDIA has no kernels for qscale = kv_blockscale"):
         catalog.build(scaled)
 
 

@@ -276,10 +276,11 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t address, 
                  : "memory");
 }
 
-// Where TMA's swizzle of 128 or 64 bytes puts byte `column` of row `row` of a panel (rows of as many bytes, aligned to 1024).
+// Where TMA's swizzle of 128, 64 or 32 bytes puts byte `column` of row `row` of a panel (rows of as many bytes, aligned
+// to 1024).
 template <int row_bytes = 128>
 __device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32_t column) {
-    static_assert(row_bytes == 128 || row_bytes == 64);
+    static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32);
     constexpr std::uint32_t in_128 = 128 / row_bytes;
     return row * row_bytes + (column ^ (row / in_128 % (8 / in_128) << 4));
 }
@@ -305,6 +306,16 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     else
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// Four numbers rounded to E4M3, the first in the low byte.
+__device__ __forceinline__ std::uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
+    std::uint32_t packed;
+    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
+        : "=r"(packed)
+        : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
     return packed;
 }
 

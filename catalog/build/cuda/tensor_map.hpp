@@ -64,7 +64,7 @@ inline bool make_ragged_map(CUtensorMap& map, const void* data, std::int64_t row
     const std::uint64_t extents[5] = {static_cast<std::uint64_t>(width), ragged_rows, most, most, most};
     const std::uint64_t strides[4] = {stride, 16, step, step - stride};
     const std::uint32_t columns = box_columns, rows = box_rows;
-    return make_tensor_map<T>(map, data, extents, strides, {columns, rows, 1, 1, 1});
+    return make_tensor_map<T>(map, data, extents, strides, {columns, rows, 1, 1, 1}, swizzle_of(columns * sizeof(T)));
 }
 
 // Coordinates of a sequence in a ragged map: row i is at first_row + i.

@@ -8,7 +8,10 @@
 //
 // Operands in shared memory are panels: rows of 128 bytes, 64 elements of 16 bits, swizzled as TMA does it for 128
 // bytes, the panel aligned to 1024 bytes. Major::k: the panel's columns are the depth; Major::mn: its rows are. Rows of
-// the former may also have 64 bytes, swizzled as TMA does it for 64.
+// the former may also have 64 or 32 bytes, swizzled as TMA does it for as many.
+//
+// With elements of 8 bits, registers 0 and 1 of A hold the columns 4 * (lane % 4) to 4 * (lane % 4) + 3 of those rows,
+// and 2 and 3 the columns 16 further.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +31,8 @@ inline constexpr int panel_row_bytes = 128;
 // distance of panels along the other axis, where Major::mn needs more than one.
 template <Major major, int row_bytes = panel_row_bytes>
 __device__ __forceinline__ std::uint64_t describe_panel(std::uint32_t first, std::uint32_t panel_bytes = 16) {
-    static_assert(row_bytes == panel_row_bytes || (row_bytes == 64 && major == Major::k));
-    constexpr std::uint64_t swizzle = (row_bytes == 64 ? 2ull : 1ull) << 62;
+    static_assert(row_bytes == panel_row_bytes || ((row_bytes == 64 || row_bytes == 32) && major == Major::k));
+    constexpr std::uint64_t swizzle = (row_bytes == 32 ? 3ull : row_bytes == 64 ? 2ull : 1ull) << 62;
     constexpr std::uint64_t stride_of_8_rows = (8ull * row_bytes >> 4) << 32;
     const std::uint64_t leading = major == Major::mn ? static_cast<std::uint64_t>(panel_bytes >> 4) << 16 : 1ull << 16;
     return swizzle | stride_of_8_rows | leading | ((first & 0x3ffff) >> 4);
@@ -129,6 +132,13 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),            \
                    "n"(transposed_b))
 
+#define CATALOG_WGMMA_BYTES_REGISTERS(types, n, half, i0, i1, i2, i3, ib, ip)                                        \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " {" CATALOG_R##half "}, {%" #i0 ", %" #i1  \
+                 ", %" #i2 ", %" #i3 "}, %" #ib ", p, 1, 1;\n}"                                                      \
+                 : CATALOG_D##half("+f", d, 0)                                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
+
 // Elements of 8 bits: a slice of the depth has 32 of them, and both operands are Major::k.
 #define CATALOG_WGMMA_BYTES(types, scales, constraint, n, half, ia, ib, ip)                                          \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
@@ -162,7 +172,9 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
     __device__ __forceinline__ void wgmma(float(&d)[half], const std::uint32_t(&a)[4], std::uint64_t b,              \
                                           bool accumulate) {                                                         \
         constexpr int transposed_b = major_b == Major::mn;                                                           \
-        if constexpr (std::is_same_v<T, bf16>)                                                                       \
+        if constexpr (std::is_same_v<T, fp8>)                                                                        \
+            CATALOG_WGMMA_BYTES_REGISTERS("e4m3.e4m3", n, half, i0, i1, i2, i3, i4, i5);                             \
+        else if constexpr (std::is_same_v<T, bf16>)                                                                  \
             CATALOG_WGMMA_REGISTERS("bf16", n, half, i0, i1, i2, i3, i4, i5, i6);                                    \
         else                                                                                                         \
             CATALOG_WGMMA_REGISTERS("f16", n, half, i0, i1, i2, i3, i4, i5, i6);                                     \
@@ -190,6 +202,7 @@ CATALOG_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef CATALOG_WGMMA_REGISTERS
 #undef CATALOG_WGMMA_SHARED
 #undef CATALOG_WGMMA_BYTES
+#undef CATALOG_WGMMA_BYTES_REGISTERS
 #undef CATALOG_D4
 #undef CATALOG_R4
 #undef CATALOG_D8

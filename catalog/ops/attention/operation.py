@@ -60,7 +60,7 @@ class Attention(Operation):
     parameters = (
         *("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v"),
         *("tokens_k", "page_size", "num_pages", "num_splits", "seqlen_new", "rotary_dim"),
-        *("dropout", "dlse"),
+        *("dropout", "dlse", "block_scale_size_kv"),
     )
     variants = "masks"
     variant_trait = "mask"
@@ -185,7 +185,8 @@ class Attention(Operation):
         """As :func:`catalog.ops.attention.tolerance.tolerances`."""
         from catalog.ops.attention.tolerance import tolerances
 
-        return tolerances(problem, inputs, problem.tensors["q"].element if arithmetic.rounds_factors else "float32")
+        weights = problem.tensors["q"].element if arithmetic.rounds_factors else "float32"
+        return tolerances(problem, inputs, weights, arithmetic.fp8_sum_bits)
 
     def arithmetic(self, kernel: Kernel) -> Arithmetic:
         """Kernels that multiply pairs of bf16 or fp16 round the weights."""

@@ -17,6 +17,9 @@ score by less than u 2^-20. In a backward, O and LSE are inputs: the forward's r
 - Rounding a result to its type, or weights to the type in which they are multiplied, is off by the unit roundoff
   relative to the number, or half a step below the smallest normal one.
 
+Tensor cores may cut off sums of 8-bit products: E, and O's error, then have the terms of
+:mod:`catalog.runtime.tensor_cores` for Q K^T and P V.
+
 So a score's error E is ``(4 sqrt(hdim_q) + 8) u scale |q| |k| + 8 u (|score| + |bias| + |lse| + 2)``, and 8 u times the
 cap if there is one: tanh has a slope of at most 1. Descales are part of q and k. From there, with weights
 P = exp(score - lse) that are off by a factor of exp(E):
@@ -43,12 +46,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.ops.attention.fields import Op
+from catalog.ops.attention.fields import QUANTISED, Op
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import log_sum_exp, lse_gradient, lse_shape, probabilities
 from catalog.ops.attention.reference.append import appended, rotary_pairs
 from catalog.ops.attention.reference.sequences import Head, sequences
 from catalog.ops.attention.traits import Rope
+from catalog.runtime.tensor_cores import truncation_of_sums
 from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
 Array = NDArray[Any]
@@ -61,7 +65,9 @@ _LOST = 2.0**-90
 """Weights below 2^-126, the smallest normal float32, may be lost: this error per weight, for sums up to 2^36."""
 
 
-def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "float32") -> dict[str, Tolerance]:
+def tolerances(
+    problem: Problem, inputs: Mapping[str, Array], weights: str = "float32", fp8_sum_bits: int | None = None
+) -> dict[str, Tolerance]:
     """How far each result of a correct kernel may be from ``reference(problem, inputs)``, by the result's name.
 
     Args:
@@ -69,23 +75,30 @@ def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "fl
         inputs: the tensors passed to the kernel, as for the reference.
         weights: the element type that the kernel rounds P and dS to before it multiplies them: float32, or the type of
             Q where it multiplies pairs or in matrix units.
+        fp8_sum_bits: bits that matrix units keep of a sum of 8-bit products; None for all of float32.
     """
-    return _OPERATIONS[problem.op](problem, inputs, _Weights(*ROUNDING[weights]))
+    sum_bits = fp8_sum_bits if problem.dtype in QUANTISED else None
+    return _OPERATIONS[problem.op](problem, inputs, _Products(*ROUNDING[weights], sum_bits))
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
-    """How P and dS are rounded before they are multiplied."""
+class _Products:
+    """How P and dS are rounded before they are multiplied, and how many bits sums of 8-bit products keep."""
 
     roundoff: float
     smallest: float
+    sum_bits: int | None
 
     def lost(self, weights: Float64) -> Float64:
         """Absolute error of each weight below the smallest normal number; hidden weights are exactly 0."""
         return np.where(weights > 0, self.roundoff * self.smallest, 0.0)
 
+    def cut_off(self, a: Float64, b: Float64) -> Float64 | float:
+        """What sums of the product of two matrices lose."""
+        return 0.0 if self.sum_bits is None else truncation_of_sums(a, b, self.sum_bits)
 
-def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) -> dict[str, Tolerance]:
+
+def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Products) -> dict[str, Tolerance]:
     o_errors, lse_errors = np.zeros(problem.shapes["o"]), np.zeros(lse_shape(problem))
     for sequence in sequences(problem, inputs):
         o, lse_error = sequence.tokens(o_errors, "q"), sequence.rows(lse_errors)
@@ -96,18 +109,21 @@ def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights)
                 lse = log_sum_exp(scores, head.sink)
                 p = probabilities(scores, lse)
                 of_scores = _of_scores(head, rows, scores, lse)
+                cut_off = problem.softmax_scale * rounded.cut_off(head.q[rows], head.k.T)
+                of_scores += np.where(np.isfinite(scores), cut_off, 0.0)
                 of_lse = np.sum(p * of_scores, axis=1) + of_sum + 2 * _FEW
                 of_weights = of_scores + of_lse[:, np.newaxis] + of_sum + _FEW + rounded.roundoff
                 lse_error[head.index, rows] = of_lse
                 # A kernel rounds weights relative to the largest of the row.
                 lost = rounded.lost(p) * np.max(p, axis=1, initial=0.0, keepdims=True)
                 of_p = head.dropout(rows) * (p * of_weights + lost)
-                o[head.index, rows] = of_p @ np.abs(head.v) + _step(problem, "o")
+                of_sums = rounded.cut_off(p, head.v)
+                o[head.index, rows] = of_p @ np.abs(head.v) + of_sums + _step(problem, "o")
     results = {"o": Tolerance(o_errors, _roundoff(problem, "o")), "lse": Tolerance(lse_errors, _FEW)}
     return results | ({"randval": EXACT} if problem.randval else {})
 
 
-def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) -> dict[str, Tolerance]:
+def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Products) -> dict[str, Tolerance]:
     names = [name for name in ("dq", "dk", "dv", "dbias") if name in problem.shapes]
     errors = {name: np.zeros(problem.shapes[name]) for name in names}
     scale, step = problem.softmax_scale, _step(problem, "dq")
@@ -143,7 +159,7 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) 
     return results | ({"randval": EXACT} if problem.randval else {})
 
 
-def _append(problem: Problem, inputs: Mapping[str, Array], _: _Weights) -> dict[str, Tolerance]:
+def _append(problem: Problem, inputs: Mapping[str, Array], _: _Products) -> dict[str, Tolerance]:
     if problem.rope is Rope.NO:
         return dict.fromkeys(("q", "k_cache", "v_cache"), EXACT)
     empty = {name: np.zeros(problem.shapes[name]) for name in ("k_cache", "v_cache", "v_new")}
@@ -198,7 +214,7 @@ def _step(problem: Problem, name: str) -> float:
     return max(roundoff * smallest, _LOST)
 
 
-_OPERATIONS: Mapping[Op, Callable[[Problem, Mapping[str, Array], _Weights], dict[str, Tolerance]]] = MappingProxyType(
+_OPERATIONS: Mapping[Op, Callable[[Problem, Mapping[str, Array], _Products], dict[str, Tolerance]]] = MappingProxyType(
     {
         "fwd": _attention,
         "splitkv": _attention,

@@ -9,7 +9,7 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
 - alpha, beta and the bias add a few roundings, each at most u times the largest number involved.
 - An activation has a slope of at most 1.13, and is itself off by at most ``8 u`` times its argument, or 8 u.
 - Each D tensor adds a rounding in float32; a factor multiplies the error before it.
-- Tensor cores may keep fewer bits of a sum of fp8 or bf8 than float32 has: see :mod:`catalog.ops.gemm.tensor_cores`.
+- Tensor cores may keep fewer bits of a sum of fp8 or bf8 than float32 has: see :mod:`catalog.runtime.tensor_cores`.
 - Scales add a few roundings to each factor or sum; they multiply sums that may be smaller than the smallest normal
   number, or whose product may be.
 - The result is rounded once to its type. Sums of int8 products without scales, and what is done with them, are exact.
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.ops.gemm.problem import BLOCK, GemmProblem
-from catalog.ops.gemm.tensor_cores import truncation_of_sums
+from catalog.runtime.tensor_cores import PROMOTED, truncation_of_sums
 from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
 Array = NDArray[Any]
@@ -73,7 +73,7 @@ def tolerances(
     products = abs(problem.alpha) * (a @ b)
     errors = 4 * math.sqrt(problem.k) * _U * products + abs(problem.alpha) * lost
     if fp8_sum_bits is not None and problem.dtype in ("fp8", "bf8"):
-        errors = errors + abs(problem.alpha) * truncation_of_sums(*_factors(problem, inputs), fp8_sum_bits)
+        errors = errors + abs(problem.alpha) * truncation_of_sums(*_factors(problem, inputs), fp8_sum_bits, PROMOTED)
     errors = errors + _FEW * (products + _added(problem, sizes, abs(problem.beta)))
     before = _before(problem, inputs)
     if problem.activation != "no":

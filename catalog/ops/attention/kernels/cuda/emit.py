@@ -17,18 +17,26 @@ from catalog.ops.attention.traits import (
     Mask,
     Mode,
     Pipeline,
+    Qscale,
     Rope,
 )
 from catalog.schema.kernel import Kernel
 
-_FP16, _BF16 = "catalog::cuda::fp16", "catalog::cuda::bf16"
+_FP8, _FP16, _BF16 = "catalog::cuda::fp8", "catalog::cuda::fp16", "catalog::cuda::bf16"
 
 _CUDA = Dialect(
     title="NVIDIA",
     folder="cuda",
-    dtypes=MappingProxyType({Dtype.FP16: (_FP16, _FP16), Dtype.BF16: (_BF16, _BF16)}),
-    enums=(Mode, Mask, Bias, Rope, KvMemoryLayout, KvLookupTable),
-    unknown=frozenset(),
+    dtypes=MappingProxyType(
+        {
+            Dtype.FP16: (_FP16, _FP16),
+            Dtype.BF16: (_BF16, _BF16),
+            Dtype.FP8FP16: (_FP8, _FP16),
+            Dtype.FP8BF16: (_FP8, _BF16),
+        }
+    ),
+    enums=(Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable),
+    unknown=frozenset({Qscale.KV_BLOCKSCALE.value, Qscale.MX.value}),
     numbers=tuple(
         name
         for name in TRAITS
@@ -48,6 +56,7 @@ _CUDA = Dialect(
 _HEADERS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         (Family.FWD, Pipeline.SM90_WGMMA): "forward/fmha_fwd_wgmma",
+        (Family.FWD, Pipeline.SM90_LATENT): "latent/fmha_fwd_latent",
         (Family.FWD, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
         (Family.FWD_PAGEDKV, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
         (Family.FWD_PAGEDKV, Pipeline.SM90_LATENT): "latent/fmha_fwd_latent",

@@ -1,7 +1,7 @@
 // Forward attention for Hopper, specialised for one row of the catalog: family fwd, pipeline sm90_wgmma.
 //
 // A block has one warpgroup that loads, a single thread of it through TMA, and one for every 64 of its tile_m0 queries
-// that compute. A block works on tile after tile, so that the loads of the next tile hide behind the products of this
+// that compute. Where elements have 8 bits, the other warps of the first one transpose values. A block works on tile after tile, so that the loads of the next tile hide behind the products of this
 // one. The structure, warpgroups that load and warpgroups that compute, is that of FlashAttention-3.
 //
 // On an H200 the tensor cores are busy for 84 % of the time (bf16, hdim 128, 8192 keys), at a clock that the power
@@ -24,6 +24,7 @@
 #pragma once
 
 #include "fwd_wgmma_consumer.hpp"
+#include "fwd_wgmma_transposer.hpp"
 #include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
@@ -92,21 +93,22 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_v(const RaggedRows& rows, int block) {
-        const std::uint32_t full = Shared::v_full(shared, v_ring.stage);
-        barrier_wait(Shared::v_empty(shared, v_ring.stage), v_ring.phase ^ 1);
+        const std::uint32_t full = Shared::loaded_v_full(shared, v_ring.stage);
+        barrier_wait(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase ^ 1);
         barrier_arrive_expect(full, Shared::v_bytes);
-        load_panels<Row::hdim_v, Row::tile_n0>(call.v_map, shared + Shared::v + v_ring.stage * Shared::v_bytes, full,
-                                               rows, block * Row::tile_n0);
+        load_panels<Row::hdim_v, Row::tile_n0>(call.v_map, shared + Shared::loaded_v + v_ring.stage * Shared::v_bytes,
+                                               full, rows, block * Row::tile_n0);
         v_ring.next();
     }
 
     template <int hdim, int count>
     __device__ __forceinline__ void load_panels(const CUtensorMap& map, std::uint32_t target, std::uint32_t full,
                                                 const RaggedRows& rows, int first) {
+        constexpr int columns = loaded_columns<Row, hdim>, row_bytes = loaded_row_bytes<Row, hdim>;
 #pragma unroll
-        for (int panel = 0; panel < hdim / panel_columns; ++panel)
-            tma_load(target + panel * count * panel_row_bytes, &map, full, panel * panel_columns,
-                     rows.first_row + first, rows.low, rows.high, RaggedRows::wrap);
+        for (int panel = 0; panel < hdim / columns; ++panel)
+            tma_load(target + panel * count * row_bytes, &map, full, panel * columns, rows.first_row + first, rows.low,
+                     rows.high, RaggedRows::wrap);
     }
 
     const FwdCall& call;
@@ -122,7 +124,8 @@ template <class Row>
 __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, 24);
+    constexpr int of_producer = !has_bytes<Row> ? 24 : Shared::groups > 2 ? 32 : 40;
+    constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
     if (threadIdx.x == 0) Shared::init(shared);
@@ -138,6 +141,8 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
         if (threadIdx.x == 0) FwdProducer<Row>(call, shared).run();
+        if constexpr (has_bytes<Row>)
+            if (threadIdx.x >= 32) FwdTransposer<Row>(call, shared).run();
     } else {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
         FwdConsumer<Row>(call, shared, warpgroup - 1).run();

@@ -16,6 +16,17 @@ struct ByteStrides {
     std::int64_t batch, nhead, seqlen;
 };
 
+// Factors of Q, K or V. Strides in elements; `block`: the tokens that share one.
+struct Descales {
+    const float* data;
+    std::int64_t batch, nhead, of_block;
+    int block;
+
+    __device__ __forceinline__ float of(int sequence, int head, int token) const {
+        return data[sequence * batch + head * nhead + token / block * of_block];
+    }
+};
+
 struct FwdCall {
     CUtensorMap q_map, k_map, v_map;
     ByteStrides q, k, v, o, lse;
@@ -44,7 +55,17 @@ struct FwdCall {
     Dropout dropout;
     std::uint8_t* randval;
     ByteStrides randval_strides;
+    Descales q_descales, k_descales, v_descales;
 };
+
+template <class Row>
+inline constexpr bool has_bytes = sizeof(typename Row::dtype) == 1;
+
+// Of the panels in which a tensor of this head dim is loaded: rows of 128 bytes where these divide it, or 64.
+template <class Row, int hdim>
+inline constexpr int loaded_row_bytes = hdim * sizeof(typename Row::dtype) % 128 == 0 ? 128 : 64;
+template <class Row, int hdim>
+inline constexpr int loaded_columns = loaded_row_bytes<Row, hdim> / sizeof(typename Row::dtype);
 
 inline constexpr float log2_e = 0x1.715476p+0f;
 inline constexpr float ln_2 = 0x1.62e43p-1f;
@@ -58,6 +79,11 @@ inline bool valid_fwd(const catalog_args& args) {
     if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) || !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv))
         return false;
     if (Row::logits && !(args.logits_soft_cap > 0.0f)) return false;
+    // All keys of a tile share their factors.
+    if (Row::qscale == Qscale::blockscale &&
+        (args.block_scale_size_q < 1 || args.block_scale_size_kv < 1 ||
+         (args.block_scale_size_kv < args.seqlen_k && args.block_scale_size_kv % Row::tile_n0 != 0)))
+        return false;
     // The largest score is that of the largest product.
     return args.scale >= 0.0f;
 }
@@ -65,6 +91,11 @@ inline bool valid_fwd(const catalog_args& args) {
 // Whether TMA and 16-byte accesses reach every row.
 inline bool aligned_rows(const catalog_tensor& tensor, const ByteStrides& strides) {
     return (reinterpret_cast<std::uintptr_t>(tensor.data) | strides.batch | strides.nhead | strides.seqlen) % 16 == 0;
+}
+
+inline Descales descales_of(const catalog_tensor& tensor, std::int64_t block) {
+    return {static_cast<const float*>(tensor.data), tensor.stride_batch, tensor.stride_nhead, tensor.stride_seqlen,
+            static_cast<int>(std::min(block, most_tokens))};
 }
 
 // Axes that have one element get a stride that fits.
@@ -112,6 +143,7 @@ inline void plan_rounds(const catalog_args& args, std::int64_t resident, FwdCall
 template <class Row>
 inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     using T = typename Row::dtype;
+    using O = typename Row::otype;
     constexpr bool group = Row::mode == Mode::group;
     if (const catalog_status status = check_abi(given); status != CATALOG_OK) return status;
     const catalog_args& args = *given;
@@ -125,16 +157,20 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::bias && keys && !args.bias.data) return CATALOG_BAD_ARGUMENT;
+    if (Row::qscale != Qscale::none && keys &&
+        (!args.q_descale.data || !args.k_descale.data || !args.v_descale.data))
+        return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
     const std::int64_t rows_q = group ? most_tokens : args.seqlen_q;
     const std::int64_t rows_k = group ? most_tokens : args.seqlen_k;
     const std::int64_t bytes_q = args.hdim_q * sizeof(T), bytes_v = args.hdim_v * sizeof(T);
+    const std::int64_t bytes_o = args.hdim_v * sizeof(O);
     call.q = byte_strides<T>(args.q, batch, args.nhead_q, rows_q, bytes_q);
     call.k = byte_strides<T>(args.k, batch, args.nhead_k, rows_k, bytes_q);
     call.v = byte_strides<T>(args.v, batch, args.nhead_k, rows_k, bytes_v);
-    call.o = byte_strides<T>(args.o, batch, args.nhead_q, rows_q, bytes_v);
+    call.o = byte_strides<O>(args.o, batch, args.nhead_q, rows_q, bytes_o);
     call.lse = byte_strides<float>(args.lse, batch, args.nhead_q, rows_q, 0);
     // A tensor without elements may be anything; nothing is read through its map.
     const catalog_tensor& k = keys ? args.k : args.q;
@@ -143,9 +179,10 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (!aligned_rows(args.q, call.q) || !aligned_rows(k, call.k) || !aligned_rows(v, call.v) ||
         !aligned_rows(args.o, call.o))
         return CATALOG_BAD_ARGUMENT;
-    if (!make_ragged_map<T>(call.q_map, args.q.data, call.q.seqlen, args.hdim_q, 64, 64) ||
-        !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, 64, Row::tile_n0) ||
-        !make_ragged_map<T>(call.v_map, v.data, call.v.seqlen, args.hdim_v, 64, Row::tile_n0))
+    constexpr int columns_q = loaded_columns<Row, Row::hdim_q>, columns_v = loaded_columns<Row, Row::hdim_v>;
+    if (!make_ragged_map<T>(call.q_map, args.q.data, call.q.seqlen, args.hdim_q, columns_q, 64) ||
+        !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, columns_q, Row::tile_n0) ||
+        !make_ragged_map<T>(call.v_map, v.data, call.v.seqlen, args.hdim_v, columns_v, Row::tile_n0))
         return CATALOG_BAD_ARGUMENT;
 
     call.o_data = args.o.data;
@@ -173,6 +210,10 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.randval_strides = byte_strides<std::uint8_t>(args.randval, batch, args.nhead_q, rows_q, 0);
     call.bias = args.bias.data;
     call.bias_strides = byte_strides<T>(args.bias, batch, args.nhead_q, rows_q, 0);
+    const bool in_blocks = Row::qscale == Qscale::blockscale;
+    call.q_descales = descales_of(args.q_descale, in_blocks ? args.block_scale_size_q : most_tokens);
+    call.k_descales = descales_of(args.k_descale, in_blocks ? args.block_scale_size_kv : most_tokens);
+    call.v_descales = descales_of(args.v_descale, in_blocks ? args.block_scale_size_kv : most_tokens);
     call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));
     call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
     // Above zero, lest an unseen key's -infinity become a NaN.

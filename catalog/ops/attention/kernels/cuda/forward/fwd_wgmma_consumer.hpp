@@ -15,10 +15,11 @@ namespace catalog::cuda {
 template <class Row>
 class FwdConsumer {
     using T = typename Row::dtype;
+    using O = typename Row::otype;
     using Shared = FwdShared<Row>;
 
     static constexpr int keys = Row::tile_n0;
-    static constexpr int q_panel = 64 * panel_row_bytes, kv_panel = keys * panel_row_bytes;
+    static constexpr int depth = 32 / sizeof(T);  // of one product
 
    public:
     // `group` is the warpgroup's number among those that compute.
@@ -125,6 +126,7 @@ class FwdConsumer {
 
     // Weights of the block at `key`, the warpgroup's first. Nobody takes turns at the first block of a tile.
     __device__ __forceinline__ void begin(Softmax<Row>& softmax, int key, bool in_turn, bool last, bool whole) {
+        softmax.read_factors(key);
         barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
         if (in_turn) take_turn();
         multiply_q_k();
@@ -145,6 +147,7 @@ class FwdConsumer {
     // Weights of the block at `key`, while those of the block before meet their values.
     template <bool masked>
     __device__ __forceinline__ void step(Softmax<Row>& softmax, int key, bool last) {
+        softmax.read_factors(key);
         barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
         take_turn();
         multiply_q_k();
@@ -169,22 +172,33 @@ class FwdConsumer {
     }
 
     __device__ __forceinline__ void multiply_q_k() {
-        const std::uint64_t q = describe_panel<Major::k>(shared + Shared::q + group * Shared::q_group_bytes);
-        const std::uint64_t k = describe_panel<Major::k>(shared + Shared::k + k_ring.stage * Shared::k_bytes);
+        constexpr int row_bytes = loaded_row_bytes<Row, Row::hdim_q>, in_panel = row_bytes / 32;
+        const std::uint32_t first_q = shared + Shared::q + group * Shared::q_group_bytes;
+        const std::uint32_t first_k = shared + Shared::k + k_ring.stage * Shared::k_bytes;
+        const std::uint64_t q = describe_panel<Major::k, row_bytes>(first_q);
+        const std::uint64_t k = describe_panel<Major::k, row_bytes>(first_k);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < Row::hdim_q / 16; ++i)
-            wgmma<T>(s, advance(q, i / 4 * q_panel + i % 4 * 32), advance(k, i / 4 * kv_panel + i % 4 * 32), i > 0);
+        for (int i = 0; i < Row::hdim_q / depth; ++i) {
+            const int panel = i / in_panel * row_bytes, column = i % in_panel * 32;
+            wgmma<T>(s, advance(q, 64 * panel + column), advance(k, keys * panel + column), i > 0);
+        }
         wgmma_commit();
     }
 
     __device__ __forceinline__ void multiply_p_v() {
         const std::uint32_t first = shared + Shared::v + v_ring.stage * Shared::v_bytes;
-        const std::uint64_t v = describe_panel<Major::mn>(first, kv_panel);
         wgmma_fence();
+        if constexpr (has_bytes<Row>) {
+            const std::uint64_t v = describe_panel<Major::k, 32>(first);
 #pragma unroll
-        for (int i = 0; i < keys / 16; ++i)
-            wgmma<T, Major::mn>(o, p[i], advance(v, i * 16 * panel_row_bytes), true);
+            for (int i = 0; i < keys / depth; ++i) wgmma<T>(o, p[i], advance(v, i * Row::hdim_v * 32), true);
+        } else {
+            const std::uint64_t v = describe_panel<Major::mn>(first, keys * panel_row_bytes);
+#pragma unroll
+            for (int i = 0; i < keys / depth; ++i)
+                wgmma<T, Major::mn>(o, p[i], advance(v, i * depth * panel_row_bytes), true);
+        }
         wgmma_commit();
     }
 
@@ -201,11 +215,18 @@ class FwdConsumer {
 
     __device__ __forceinline__ void pack_weights() {
 #pragma unroll
-        for (int i = 0; i < keys / 16; ++i)
+        for (int i = 0; i < keys / depth; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) p[i][j] = pack<T>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+            for (int j = 0; j < 4; ++j) {
+                if constexpr (has_bytes<Row>) {
+                    const int first = 16 * i + j / 2 * 8 + j % 2 * 2;
+                    p[i][j] = pack_fp8(s[first], s[first + 1], s[first + 4], s[first + 5]);
+                } else {
+                    p[i][j] = pack<T>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+                }
+            }
 #pragma unroll
-        for (int i = 0; i < keys / 16; ++i) pin(p[i]);
+        for (int i = 0; i < keys / depth; ++i) pin(p[i]);
         pin(o);
     }
 
@@ -248,28 +269,37 @@ class FwdConsumer {
         second = keeps_second ? second : other;
     }
 
-    // Four lanes share a row, each with two columns of every eight. They trade, so that each stores eight at once.
+    // Four lanes share a row, each with two columns of every eight, or where values were transposed four of every 16, the
+    // even ones first. They trade, so that each stores eight at once.
     __device__ __forceinline__ void store_row(const Work<Row>& work, int r, std::int64_t token, bool exists,
                                               float normalize) {
         const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
         char* const row = static_cast<char*>(call.o_data) + batch * call.o.batch + work.head * call.o.nhead +
                           token * call.o.seqlen;
-        const bool odd = lane() & 1, high = lane() & 2;
+        const bool odd = lane() & 1, high = (lane() & 2) != 0;
 #pragma unroll
         for (int columns = 0; columns < Row::hdim_v; columns += 32) {
+            constexpr int neighbour = has_bytes<Row> ? 4 : 1;
             std::uint32_t w[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const int i = columns / 2 + 4 * j + 2 * r;
-                w[j] = pack<T>(o[i] * normalize, o[i + 1] * normalize);
+                const int i = columns / 2 + 2 * r + (has_bytes<Row> ? j / 2 * 8 + j % 2 : 4 * j);
+                w[j] = pack<O>(o[i] * normalize, o[i + neighbour] * normalize);
             }
-            trade(w[0], w[1], odd, 1);
-            trade(w[2], w[3], odd, 1);
-            trade(w[0], w[2], high, 2);
-            trade(w[1], w[3], high, 2);
-            const int column = columns + 8 * (lane() % 4);
+            int column = columns;
+            if constexpr (has_bytes<Row>) {
+                trade(w[0], w[2], odd, 1);
+                trade(w[1], w[3], odd, 1);
+                column += 16 * odd + 8 * high;
+            } else {
+                trade(w[0], w[1], odd, 1);
+                trade(w[2], w[3], odd, 1);
+                trade(w[0], w[2], high, 2);
+                trade(w[1], w[3], high, 2);
+                column += 8 * (lane() % 4);
+            }
             if (exists && column < call.hdim_v)
-                *reinterpret_cast<uint4*>(row + column * sizeof(T)) = make_uint4(w[0], w[1], w[2], w[3]);
+                *reinterpret_cast<uint4*>(row + column * sizeof(O)) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 
@@ -279,7 +309,7 @@ class FwdConsumer {
     Ring<Row::num_stages> k_ring, v_ring;
     std::uint32_t q_phase = 0;
     float s[keys / 2], o[Row::hdim_v / 2];
-    std::uint32_t p[keys / 16][4];
+    std::uint32_t p[keys / depth][4];
 };
 
 }  // namespace catalog::cuda

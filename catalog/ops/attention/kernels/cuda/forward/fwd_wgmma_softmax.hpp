@@ -1,5 +1,9 @@
-// What happens to a warpgroup's scores between Q K^T and P V, in registers: soft cap, bias, ALiBi, mask, online softmax,
-// dropout.
+// What happens to a warpgroup's scores between Q K^T and P V, in registers: factors of quantised tensors, soft cap, bias,
+// ALiBi, mask, online softmax, dropout.
+//
+// Weights of 8 bits are 2^lift times as large as others, since what is below 2^-9 would be lost. Where blocks of values
+// have factors of their own, their logarithms are added to the scores that the weights are the powers of, and the sum of
+// a block's weights is divided by its factor.
 //
 // A thread has two rows of a tile, 8 apart; element i of its accumulator is in row i / 2 % 2. Scores are in units of
 // the base 2 once they are multiplied with `scale`.
@@ -40,16 +44,21 @@ class Softmax {
     static constexpr bool alibi = Row::bias == Bias::alibi, biased = Row::bias == Bias::bias;
     // Otherwise the scale is part of the argument of 2^x.
     static constexpr bool scaled_before = Row::logits || alibi || biased;
+    static constexpr bool by_tensor = Row::qscale == Qscale::pertensor, by_blocks = Row::qscale == Qscale::blockscale;
+    static constexpr float lift = has_bytes<Row> ? 5.0f : 0.0f;
+    // Weights up to 2^room times those of the largest score so far fit their type.
+    static constexpr float room = has_bytes<Row> ? 3.0f : 8.0f;
 
     // `query` is the first of the thread's rows.
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)
-        : call(call), scale(scaled_before ? 1.0f : call.scale) {
+        : call(call), batch(work.batch), head(work.head), head_k(work.head / call.heads_per_kv_head) {
         const int lane_column = 2 * (threadIdx.x % 4);
         if constexpr (Row::sink) sinks = work.sinks - lane_column;
         if constexpr (Row::dropout) {
             this->query = query;
-            head = work.batch * call.nhead_q + work.head;
+            instance = work.batch * call.nhead_q + work.head;
         }
+        if constexpr (by_tensor) of_q_k[0] = of_q_k[1] = product_scale(*call.q_descales.data * *call.k_descales.data);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const KeyRange seen = work.visible(query + 8 * r);
@@ -58,6 +67,7 @@ class Softmax {
             center[r] = query + 8 * r + work.diagonal - lane_column;
             max[r] = -infinity;
             sum[r] = 0.0f;
+            if constexpr (by_blocks) of_q[r] = call.q_descales.of(batch, head, min(query + 8 * r, work.seqlen_q - 1));
             if constexpr (biased) {
                 const ByteStrides& strides = call.bias_strides;
                 const std::int64_t row = work.first_q + min(query + 8 * r, work.seqlen_q - 1);
@@ -70,6 +80,15 @@ class Softmax {
             slope = call.alibi_slopes[work.batch * call.alibi_stride_batch + work.head * call.alibi_stride_nhead];
     }
 
+    // Reads the factors of the tile whose first key is `key`, before its scores are finished.
+    __device__ __forceinline__ void read_factors(int key) {
+        if constexpr (by_blocks) {
+            const float of_k = call.k_descales.of(batch, head_k, key);
+            of_v = call.v_descales.of(batch, head_k, key);
+            for (int r = 0; r < 2; ++r) of_q_k[r] = product_scale(of_q[r] * of_k);
+        }
+    }
+
     // Soft cap, bias and ALiBi; what a row does not see becomes -infinity. `key` is the tile's first.
     template <bool masked>
     __device__ __forceinline__ void finish_scores(float (&s)[elements], int key) const {
@@ -77,7 +96,7 @@ class Softmax {
             // tanh(x) = 1 - 2 / (1 + exp(2 x)): its absolute error counts, which is that of float32.
 #pragma unroll
             for (int i = 0; i < elements; ++i)
-                s[i] = call.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + exp2_approximate(s[i] * call.scale)));
+                s[i] = call.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + exp2_approximate(s[i] * product_scale_of(i / 2 % 2))));
         }
         if constexpr (biased) {
 #pragma unroll
@@ -85,7 +104,7 @@ class Softmax {
                 const int r = i / 2 % 2;
                 const bool there = !masked || column_of(i) < end[r] - key;
                 const float added = there ? static_cast<float>(bias[r][key + column_of(i)]) : 0.0f;
-                s[i] = fmaf(added, log2_e, s[i] * call.scale);
+                s[i] = fmaf(added, log2_e, s[i] * product_scale_of(r));
             }
         }
         if constexpr (alibi) {
@@ -93,7 +112,8 @@ class Softmax {
 #pragma unroll
             for (int i = 0; i < elements; ++i) {
                 const float distance = static_cast<float>(key - center[i / 2 % 2]) + static_cast<float>(column_of(i));
-                s[i] = fmaf(Row::mask == Mask::causal ? distance : -fabsf(distance), steep, s[i] * call.scale);
+                const float score = s[i] * product_scale_of(i / 2 % 2);
+                s[i] = fmaf(Row::mask == Mask::causal ? distance : -fabsf(distance), steep, score);
             }
         }
         if constexpr (masked) {
@@ -112,9 +132,12 @@ class Softmax {
     // Turns scores into weights. True: some row's `factor`, which its earlier weights are to be multiplied with, is not
     // 1.
     //
-    // Weights are relative to the largest score so far, or to an earlier one that was less than 2^8 times smaller: they
-    // fit any type, and most tiles change no factor.
+    // Weights are relative to the largest score so far, or to an earlier one that was less than 2^room times smaller:
+    // they fit any type, and most tiles change no factor.
     __device__ __forceinline__ bool weigh(float (&s)[elements], float (&factor)[2]) {
+        // Of values without any the logarithm would be -infinity.
+        const float factor_of_v = by_blocks && of_v >= 0.0f ? fmaxf(of_v, 0x1p-100f) : of_v;
+        const float shift = by_blocks ? log2f(factor_of_v) : 0.0f;
         bool changed = false;
         float reference[2];
 #pragma unroll
@@ -125,23 +148,26 @@ class Softmax {
                 even = fmaxf(even, s[i]);
                 odd = fmaxf(odd, s[i + 1]);
             }
-            const float largest = quad_max(fmaxf(even, odd));
-            const bool grows = (largest - max[r]) * scale > 8.0f;
-            factor[r] = grows ? exp2_approximate((max[r] - largest) * scale) : 1.0f;
+            const float largest = fmaf(quad_max(fmaxf(even, odd)), scale_of(r), shift);
+            const bool grows = largest - max[r] > room;
+            factor[r] = grows ? exp2_approximate(max[r] - largest) : 1.0f;
             max[r] = grows ? largest : max[r];
             changed |= grows;
             // A row that has seen no key: subtracting -infinity from itself would give NaN.
-            reference[r] = max[r] == -infinity ? 0.0f : max[r] * scale;
+            reference[r] = max[r] == -infinity ? 0.0f : max[r] - shift - lift;
         }
         float total[2][2] = {};
 #pragma unroll
         for (int i = 0; i < elements; ++i) {
             const int r = i / 2 % 2;
-            s[i] = exp2_approximate(fmaf(s[i], scale, -reference[r]));
+            s[i] = exp2_approximate(fmaf(s[i], scale_of(r), -reference[r]));
             total[r][i % 2] += s[i];
         }
 #pragma unroll
-        for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], factor[r], total[r][0] + total[r][1]);
+        for (int r = 0; r < 2; ++r) {
+            const float of_tile = total[r][0] + total[r][1];
+            sum[r] = fmaf(sum[r], factor[r], by_blocks ? of_tile / factor_of_v : of_tile);
+        }
         return __any_sync(all_lanes, changed);
     }
 
@@ -154,7 +180,7 @@ class Softmax {
         for (int first = 0; first < chunks; first += 4) {
             const int drawn = key + (first + lane) * philox_keys;
             const std::uint32_t kept =
-                call.dropout.kept(head, query, drawn) | call.dropout.kept(head, query + 8, drawn) << 16;
+                call.dropout.kept(instance, query, drawn) | call.dropout.kept(instance, query + 8, drawn) << 16;
 #pragma unroll
             for (int chunk = first; chunk < chunks && chunk < first + 4; ++chunk) {
                 const std::uint32_t mine = __shfl_sync(all_lanes, kept, chunk - first, 4) >> 2 * lane;
@@ -174,7 +200,7 @@ class Softmax {
 
     __device__ __forceinline__ Total finish(const Work<Row>& work, int r) const {
         const float all = quad_sum(sum[r]);
-        Total total{(max[r] * scale + log2f(all)) * ln_2, all == 0.0f ? 0.0f : 1.0f / all};
+        Total total{(max[r] - lift + log2f(all)) * ln_2, all == 0.0f ? 0.0f : 1.0f / all};
         if (max[r] == -infinity) total.lse = -infinity;
         // Under a causal mask the scores are slope * (key - center); they should be slope * key.
         if constexpr (alibi && Row::mask == Mask::causal)
@@ -185,14 +211,27 @@ class Softmax {
             total.lse = with_sink;
         }
         if constexpr (Row::dropout) total.normalize *= call.dropout.scale;
+        if constexpr (by_tensor) total.normalize *= *call.v_descales.data;
         return total;
     }
 
    private:
+    // What Q K^T is multiplied with, for factors of Q and K: above zero, lest an unseen key's -infinity become a NaN. A
+    // NaN for negative ones, which would make the smallest product the largest score.
+    __device__ __forceinline__ float product_scale(float factors) const {
+        return factors >= 0.0f ? fmaxf(call.scale * factors, 1e-30f) : nanf("");
+    }
+    __device__ __forceinline__ float product_scale_of(int r) const {
+        return by_tensor || by_blocks ? of_q_k[r] : call.scale;
+    }
+    // What finished scores are multiplied with.
+    __device__ __forceinline__ float scale_of(int r) const { return scaled_before ? 1.0f : product_scale_of(r); }
+
     const FwdCall& call;
-    const float scale;
+    const int batch, head, head_k;
     float slope;
-    int query, head;  // the first row's; among the heads of all sequences
+    int query, instance;              // the first row's; the head's number among those of all sequences
+    float of_q[2], of_q_k[2], of_v;   // factors
     int begin[2], end[2], center[2];  // without the thread's first column
     int sinks;                        // likewise
     const T* bias[2];                 // of the thread's rows, from its first column on

@@ -149,6 +149,11 @@ struct Work {
         return Row::sink && block == gap.begin ? max(gap.begin, gap.end) : block;
     }
 
+    __device__ __forceinline__ int visited_blocks() const {
+        const int skipped = Row::sink ? max(gap.end - max(gap.begin, first_block), 0) : 0;
+        return end_block - first_block - (end_block > gap.end ? skipped : 0);
+    }
+
     __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }
     __device__ __forceinline__ bool has_keys() const { return first_block < end_block; }
 

@@ -1,4 +1,4 @@
-// Multi-head latent attention over pages of any size: family fwd_pagedkv.
+// Multi-head latent attention over dense keys, or pages of any size: families fwd and fwd_pagedkv.
 #pragma once
 
 #include "attend_latent.hpp"

@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 from catalog.backends import backend_of
 from catalog.ops import operation
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.ops.gemm.tensor_cores import truncation_of_sums
 from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensor_cores import PROMOTED, truncation_of_sums
 
 Matrix = NDArray[np.float64]
 
 
-def cut_off(a: Matrix, b: Matrix, promoted: int) -> Matrix:
-    """A B; sums that tensor cores cut off begin anew every ``promoted`` elements."""
+def cut_off(a: Matrix, b: Matrix, promoted: int | None) -> Matrix:
+    """A B; sums that tensor cores cut off begin anew every ``promoted`` elements, or never."""
     c, total = np.zeros((len(a), b.shape[1])), np.zeros((len(a), 1, b.shape[1]))
     for first in range(0, a.shape[1], 32):
-        if first % promoted == 0:
+        if promoted is not None and first % promoted == 0:
             c, total = c + total[:, 0], np.zeros_like(total)
         products = a[:, first : first + 32, None] * b[None, first : first + 32]
         numbers = np.concatenate([products, total], axis=1)
@@ -30,11 +30,12 @@ def cut_off(a: Matrix, b: Matrix, promoted: int) -> Matrix:
 
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("k", [7, 128, 1031])
-def test_promoted_sums_are_within_the_bound(k: int, positive: bool) -> None:
+@pytest.mark.parametrize("promoted", [PROMOTED, None])
+def test_sums_are_within_the_bound(k: int, positive: bool, promoted: int | None) -> None:
     rng = np.random.default_rng(k)
     a, b = np.round(4 * rng.standard_normal((9, k))) + 0.5, np.round(4 * rng.standard_normal((k, 11))) + 0.5
     a, b = (np.abs(a), np.abs(b)) if positive else (a, b)
-    error, bound = np.abs(cut_off(a, b, 128) - a @ b), truncation_of_sums(a, b, 14)
+    error, bound = np.abs(cut_off(a, b, promoted) - a @ b), truncation_of_sums(a, b, 14, promoted)
     assert np.all(error <= bound)
     assert np.all(bound <= 0.02 * np.sqrt(k) * np.max(np.abs(a)) * np.max(np.abs(b)) * (np.sqrt(k) if positive else 1))
 
@@ -42,7 +43,7 @@ def test_promoted_sums_are_within_the_bound(k: int, positive: bool) -> None:
 def test_sums_that_are_not_promoted_exceed_it() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.uniform(1, 2, (4, 16384)), rng.uniform(1, 2, (16384, 4))
-    assert np.all(np.abs(cut_off(a, b, 1 << 30) - a @ b) > truncation_of_sums(a, b, 14))
+    assert np.all(np.abs(cut_off(a, b, None) - a @ b) > truncation_of_sums(a, b, 14, PROMOTED))
 
 
 def test_only_arches_that_truncate_sums_have_the_term() -> None:

@@ -70,4 +70,11 @@ __device__ __forceinline__ void copy_wait() {
 // that is computed where it is needed, and occupies no register in the rest of the loop.
 __device__ __forceinline__ int zero_of(int number) { return number >> 31; }
 
+// Two fp8 (E4M3) numbers in the low half of a register, as fp16.
+__device__ __forceinline__ std::uint32_t widen_fp8(std::uint32_t pair) {
+    std::uint32_t widened;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(widened) : "h"(static_cast<std::uint16_t>(pair)));
+    return widened;
+}
+
 }  // namespace catalog::cuda

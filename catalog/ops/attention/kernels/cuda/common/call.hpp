@@ -15,6 +15,10 @@ namespace catalog::cuda {
 // Longer sequences, and more rows of all heads that share a K/V head, could overflow positions of 32 bits.
 inline constexpr std::int64_t most_tokens = 1ll << 29;
 
+// Whether Q, K and V have elements of 8 bits.
+template <class Row>
+inline constexpr bool has_bytes = sizeof(typename Row::dtype) == 1;
+
 inline std::int64_t heads_per_kv_head(const catalog_args& args) {
     return args.nhead_k > 0 ? args.nhead_q / args.nhead_k : 0;
 }
@@ -102,6 +106,7 @@ inline bool valid_inputs(const catalog_args& args) {
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return false;
     if (Row::logits && !(args.logits_soft_cap > 0)) return false;
     if (!has_keys(args)) return true;
+    if (Row::qscale != Qscale::none && !(args.q_descale.data && args.k_descale.data && args.v_descale.data)) return false;
     if (Row::bias == Bias::bias && !args.bias.data) return false;
     return args.k.data && args.v.data && aligned_keys<Row>(args, args.k) && aligned_keys<Row>(args, args.v);
 }

@@ -41,6 +41,13 @@ struct Scores {
         return args.scale == 0.0f ? 1.0f : std::fabs(args.scale);
     }
 
+    // Products have factors, those of Q and K: above zero, lest an unseen key's -infinity become a NaN. A NaN for negative
+    // ones, which would make the smallest product the largest score.
+    __device__ __forceinline__ void multiply(float factors) {
+        scale = factors >= 0.0f ? fmaxf(scale * factors, 1e-30f) : __int_as_float(0x7fffffff);
+        if constexpr (!finished) exponent = scale;
+    }
+
     // The score of a product. `distance`: of the key from the query, positive to its right.
     __device__ __forceinline__ float finish(float product, float bias, float slope, int distance) const {
         float score = product * scale;

@@ -58,9 +58,6 @@ struct FwdCall {
     Descales q_descales, k_descales, v_descales;
 };
 
-template <class Row>
-inline constexpr bool has_bytes = sizeof(typename Row::dtype) == 1;
-
 // Of the panels in which a tensor of this head dim is loaded: rows of 128 bytes where these divide it, or 64.
 template <class Row, int hdim>
 inline constexpr int loaded_row_bytes = hdim * sizeof(typename Row::dtype) % 128 == 0 ? 128 : 64;

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(LatentShape<Row>::threads, 1)
     copy_wait<0>();
     named_barrier_sync(1, 128);
     if (!(args.scale > 0.0f)) {
-        rescale_queries(args, shared, Shape::q_bytes, static_cast<int>(threadIdx.x), 128);
+        rescale_queries<typename Row::dtype>(args, shared, Shape::q_bytes, static_cast<int>(threadIdx.x), 128);
         named_barrier_sync(1, 128);
     }
     Ring<2> ring;

@@ -141,22 +141,22 @@ class MmaAttention {
         copy_wait<2 * stages - 1>();
         __syncthreads();
         if (!(args.scale > 0.0f)) {
-            rescale_queries(args, shared, Shape::q_bytes, static_cast<int>(threadIdx.x), Shape::threads);
+            rescale_queries<T>(args, shared, Shape::q_bytes, static_cast<int>(threadIdx.x), Shape::threads);
             __syncthreads();
         }
         rows.load_queries();
     }
 
     __device__ __forceinline__ void copy_queries() const {
-        constexpr int pieces = Row::hdim_q / 8;
+        constexpr int in_piece = 16 / sizeof(T), pieces = Row::hdim_q / in_piece;
         const int hdim = static_cast<int>(args.hdim_q);
 #pragma unroll
         for (int first = 0; first < tile_m0 * pieces; first += Shape::threads) {
             const int index = first + static_cast<int>(threadIdx.x), row = index / pieces, piece = index % pieces;
             if (tile_m0 * pieces % Shape::threads && row >= tile_m0) break;
-            const bool exists = row < work.rows && (!Row::pad_d || piece * 8 < hdim);
+            const bool exists = row < work.rows && (!Row::pad_d || piece * in_piece < hdim);
             const T* source = work.template element_of<const T>(args.q, work.row_at(row < work.rows ? row : 0));
-            copy_async(shared + piece_offset<Row::hdim_q>(row, piece), source + piece * 8, exists);
+            copy_async(shared + piece_offset<Shape::q_row_bytes>(row, piece), source + piece * in_piece, exists);
         }
     }
 

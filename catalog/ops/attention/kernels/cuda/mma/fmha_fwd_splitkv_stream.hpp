@@ -154,8 +154,8 @@ class StreamQueries {
 
     static __device__ __forceinline__ std::uint32_t offset(int row, int piece) {
         if constexpr (by_warpgroup<Row>)
-            return row / 64 * (64 * Row::hdim_q * 2) + piece_offset<Row::hdim_q, 64>(row % 64, piece);
-        return piece_offset<Row::hdim_q>(row, piece);
+            return row / 64 * (64 * Row::hdim_q * 2) + piece_offset<Row::hdim_q * 2, 64>(row % 64, piece);
+        return piece_offset<Row::hdim_q * 2>(row, piece);
     }
 
     uint4 piece[count];

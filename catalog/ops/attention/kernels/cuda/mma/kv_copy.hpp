@@ -9,13 +9,14 @@
 namespace catalog::cuda {
 
 // Rows of a tile in shared memory follow each other; their pieces of 16 bytes are permuted among eight, by the row's
-// number, so that the same column of eight rows lies in different banks. `panel_rows` > 0: in panels of that many rows
-// of 64 elements, as wgmma reads them.
-template <int hdim, int panel_rows = 0>
+// number, so that the same column of eight rows lies in different banks; among four, by every second row's, where a row
+// is no multiple of 128 bytes. `panel_rows` > 0: in panels of that many rows of 128 bytes, as wgmma reads them.
+template <int row_bytes, int panel_rows = 0>
 __device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
     if constexpr (panel_rows > 0)
         return piece / 8 * (panel_rows * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
-    return row * (hdim * 2) + ((piece ^ (row & 7)) << 4);
+    const int permutation = row_bytes % 128 == 0 ? row & 7 : row / 2 & 3;
+    return row * row_bytes + ((piece ^ permutation) << 4);
 }
 
 // The places of `rows` rows of a paged cache: lane i holds those of rows i, i + 32, ...
@@ -52,10 +53,12 @@ struct KvSteps {
 // `turn_rows` apart; which, repeats after `period` steps.
 template <class Row, int hdim, int rows, int warps, bool padded, int panel_rows>
 class KvCopy {
-    static constexpr int pieces = hdim / 8;
+    using T = typename Row::dtype;
+    static constexpr int row_bytes = hdim * sizeof(T), pieces = row_bytes / 16, in_piece = 16 / sizeof(T);
     static constexpr int period = pieces / std::gcd(pieces, 32), turn_rows = 32 * period / pieces;
-    static_assert(hdim % 64 == 0 && rows % turn_rows == 0);
-    static_assert(rows % 8 == 0 || 8 % rows == 0);  // so that a turn changes the permutation of pieces by a constant
+    static_assert(row_bytes % 64 == 0 && rows % turn_rows == 0);
+    // A turn changes the permutation of pieces by a constant.
+    static_assert(row_bytes % 128 == 0 ? rows % 8 == 0 || 8 % rows == 0 : turn_rows % 8 == 0);
 
     // The first of a lane's pieces. For `zero` see zero_of.
     struct Piece {
@@ -67,19 +70,19 @@ class KvCopy {
             row_of_warp = number / pieces;
             row = thread / 32 % warps * rows + row_of_warp;
             piece = number % pieces;
-            exists = !padded || piece * 8 < hdim_stored;
+            exists = !padded || piece * in_piece < hdim_stored;
         }
 
         // `rows_before` rows further on.
         __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int rows_before) const {
-            return ((tile + piece_offset<hdim, panel_rows>(row, piece)) ^ (rows_before % 8 << 4)) +
-                   rows_before * (panel_rows > 0 ? 128 : hdim * 2);
+            return ((tile + piece_offset<row_bytes, panel_rows>(row, piece)) ^ (rows_before % 8 << 4)) +
+                   rows_before * (panel_rows > 0 ? 128 : row_bytes);
         }
     };
 
    public:
     static __host__ KvSteps steps_of(const catalog_args&, const catalog_tensor& tensor) {
-        const std::int64_t row = tensor.stride_seqlen * 2;
+        const std::int64_t row = tensor.stride_seqlen * sizeof(T);
         return {row, row * turn_rows, row * Row::tile_n0};
     }
 
@@ -91,11 +94,11 @@ class KvCopy {
 
     // To the first key of a sequence.
     __device__ __forceinline__ void restart(const Sequence& seq, int head) {
-        const auto* start = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
+        const auto* start = rows_of<const T>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
         for (int part = 0; part < period; ++part) {
             const Piece first(part, hdim_stored, 0);
-            source[part] = reinterpret_cast<const char*>(start + first.piece * 8) +
+            source[part] = reinterpret_cast<const char*>(start + first.piece * in_piece) +
                            (Row::paged_kv ? 0 : first.row * steps.row);
         }
     }
@@ -125,7 +128,7 @@ class KvCopy {
         std::uint32_t exist[Places<Row, rows>::count];
 #pragma unroll
         for (int i = 0; i < Places<Row, rows>::count; ++i) {
-            offset[i] = places.page[i] * (tensor.stride_batch * 2) + places.slot[i] * steps.row;
+            offset[i] = places.page[i] * static_cast<std::int64_t>(tensor.stride_batch * sizeof(T)) + places.slot[i] * steps.row;
             exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
         }
 #pragma unroll

@@ -38,7 +38,7 @@ class KeyVectors {
             const int slot = __shfl_sync(0xffffffff, places.slot[i], key);
             const char* from = source + page * (tensor.stride_batch * 2) + slot * steps.row;
             const int there = page >= 0 ? stored : 0;
-            const std::uint32_t target = tile + piece_offset<hdim>(thread / 32 % warps * rows + 32 * i + key, first);
+            const std::uint32_t target = tile + piece_offset<hdim * 2>(thread / 32 % warps * rows + 32 * i + key, first);
 #pragma unroll
             for (int piece = 0; piece < pieces; piece += step, from += step * steps.turn)
                 copy_async((target ^ (piece % 8 << 4)) + piece / 8 * 128, from, piece < there);

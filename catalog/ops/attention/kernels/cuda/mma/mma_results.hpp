@@ -63,18 +63,25 @@ class MmaResults {
 
    private:
     __device__ __forceinline__ RowEnd end_of(const QueryRow& at, float largest, float total) const {
-        return end_of_row<Row>(args, largest, total, work.seq.index, work.head_of(at), window.center(at.query),
-                               work.split == 0);
+        RowEnd end = end_of_row<Row>(args, largest, total, work.seq.index, work.head_of(at), window.center(at.query),
+                                     work.split == 0);
+        if constexpr (Row::qscale == Qscale::pertensor)
+            end.normalize *= *static_cast<const float*>(args.v_descale.data);
+        return end;
     }
 
     __device__ __forceinline__ void store_lse(int row, float lse) const {
         if (float* const target = work.lse_of(args, row)) *target = lse;
     }
 
-    // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q.
+    // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q, or where those
+    // are shorter through those of the whole block.
     __device__ __forceinline__ void store() const {
-        const std::uint32_t staged = room.staged + thread.warp_m * Shape::rows * Row::hdim_q * 2;
-        __syncwarp();
+        const std::uint32_t staged = room.staged + thread.warp_m * Shape::rows * Shape::staged_row_bytes;
+        if constexpr (has_bytes<Row> && !Target::of_part)
+            __syncthreads();
+        else
+            __syncwarp();
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -94,7 +101,7 @@ class MmaResults {
                         if (row < work.rows && column < hdim)
                             *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
                     } else {
-                        const std::uint32_t offset = piece_offset<hdim_v>(16 * m + 8 * half + thread.lane / 4, n);
+                        const std::uint32_t offset = piece_offset<hdim_v * 2>(16 * m + 8 * half + thread.lane / 4, n);
                         asm volatile("st.shared.u32 [%0], %1;" ::"r"(staged + offset + thread.lane % 4 * 4),
                                      "r"(pack<T>(first, second))
                                      : "memory");
@@ -114,7 +121,7 @@ class MmaResults {
             uint4 data;
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
-                         : "r"(staged + piece_offset<hdim_v>(row, piece))
+                         : "r"(staged + piece_offset<hdim_v * 2>(row, piece))
                          : "memory");
             if (in_tile < work.rows && piece * 8 < hdim)
                 *reinterpret_cast<uint4*>(work.o_of(args, in_tile) + piece * 8) = data;

@@ -23,6 +23,9 @@ class MmaRows {
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, stored)),
           scores(work.grid.scores),
           tile(q) {
+        if constexpr (Row::qscale == Qscale::pertensor)
+            scores.multiply(*static_cast<const float*>(args.q_descale.data) *
+                            *static_cast<const float*>(args.k_descale.data));
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -58,6 +61,7 @@ class MmaRows {
     // What is accumulated goes to where `target` says. For `zero` see zero_of.
     template <class Target>
     __device__ __forceinline__ void store(const Target& target, const MergeRoom<Row>& room, int zero) {
+        if constexpr (has_bytes<Row>) tile.order_columns();
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -165,7 +169,8 @@ class MmaRows {
     const MmaWork<Row, partial>& work;
     const MmaThread<Row> thread;
     const Window<Row::mask> window;
-    const Scores<Row>& scores;
+    // The launch's, unless tensors have factors.
+    std::conditional_t<Row::qscale == Qscale::none, const Scores<Row>&, Scores<Row>> scores;
     std::conditional_t<by_warpgroup<Row>, WgmmaTile<Row>, MmaTile<Row>> tile;
     float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
 };

@@ -25,7 +25,12 @@ struct MmaShape {
     static constexpr int panel_rows = by_warpgroup<Row> ? keys : 0;  // see piece_offset
     static constexpr int blocks = Row::block_per_cu > 0 ? Row::block_per_cu : 1;
 
-    static constexpr int q_bytes = Row::tile_m0 * hdim_q * 2, k_bytes = keys * hdim_q * 2, v_bytes = keys * hdim_v * 2;
+    static constexpr int element = sizeof(typename Row::dtype);
+    static constexpr int q_row_bytes = hdim_q * element, k_bytes = keys * hdim_q * element;
+    static constexpr int v_bytes = keys * hdim_v * element;
+    // Rows of Q make way for those of O, of 16 bits.
+    static constexpr int staged_row_bytes = waves_n == 1 && hdim_v * 2 > q_row_bytes ? hdim_v * 2 : q_row_bytes;
+    static constexpr int q_bytes = Row::tile_m0 * staged_row_bytes;
     static constexpr int group_bytes = stages * (k_bytes + v_bytes);
 
     // Results of the groups, to be merged: rows of O, then maxima and sums.
@@ -65,18 +70,20 @@ struct MmaThread {
     }
 };
 
-// Where a lane finds its rows of 8 x 8 matrices in one tile. Steps along the head dim change bits 5 and 6 of the
-// address, which the permutation of pieces occupies too, and then the address by 128.
-template <int hdim>
+// Where a lane finds its rows of 8 x 8 matrices of 16 bits in one tile. Steps along the head dim change bits 5 and 6 of
+// the address, which the permutation of pieces occupies too, and then the address by 128; or bit 5, and then by 64.
+template <int row_bytes>
 class MatrixRows {
+    static constexpr int steps = row_bytes % 128 == 0 ? 4 : 2;
+
    public:
     // The lane's row of the first 16 rows, and its piece of the first two.
     __device__ __forceinline__ MatrixRows(std::uint32_t tile, int row, int piece)
-        : address(tile + piece_offset<hdim>(row, piece)) {}
+        : address(tile + piece_offset<row_bytes>(row, piece)) {}
 
-    // In the 16 rows from `first_row` on, the 16 columns from 16 * step on.
+    // In the 16 rows from `first_row` on, the 32 bytes from 32 * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
-        return (address ^ (step % 4 << 5)) + first_row * (hdim * 2) + step / 4 * 128;
+        return (address ^ (step % steps << 5)) + first_row * row_bytes + step / steps * (32 * steps);
     }
 
    private:
@@ -99,11 +106,18 @@ class MatrixColumns {
     std::uint32_t address;
 };
 
+// Of elements of 8 bits a matrix of 16 bits has pairs. They are multiplied as fp16, which has every fp8. Pairs of K and Q
+// are in the same, other order. Pairs of V are two columns of one key: even and odd columns of every 16 are multiplied
+// apart, see order_columns().
 template <class Row>
 class MmaTile {
-    using T = typename Row::dtype;
+    using T = std::conditional_t<has_bytes<Row>, fp16, typename Row::dtype>;
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys;
+    static constexpr int bytes = Shape::element == 1, q_steps = Row::hdim_q * Shape::element / 32;
+    using QueryRows = MatrixRows<Shape::q_row_bytes>;
+    using ValueRows = MatrixRows<Row::hdim_v * Shape::element>;
+    using Queries = std::uint32_t[1 + bytes][atoms][4];  // of one step
 
    public:
     // Element c of s[m][n]: row 16 m + 8 (c / 2) + lane / 4, key 8 n + 2 (lane % 4) + c % 2; of O alike.
@@ -123,9 +137,9 @@ class MmaTile {
     // Q has arrived.
     __device__ __forceinline__ void load_queries() {
         if constexpr (Shape::q_in_registers) {
-            const MatrixRows<Row::hdim_q> q_rows = rows_of_q(0);
+            const QueryRows q_rows = rows_of_q(0);
 #pragma unroll
-            for (int step = 0; step < Row::hdim_q / 16; ++step) load_queries(q_rows, step, held[step]);
+            for (int step = 0; step < q_steps; ++step) load_queries(q_rows, step, held[step]);
         }
     }
 
@@ -137,13 +151,13 @@ class MmaTile {
 #pragma unroll
                 for (int c = 0; c < 4; ++c) s[m][n][c] = 0.0f;
         const int lane = MmaThread<Row>(zero).lane;
-        const MatrixRows<Row::hdim_q> q_rows = rows_of_q(zero), k_rows(k, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+        const QueryRows q_rows = rows_of_q(zero), k_rows(k, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
-        for (int step = 0; step < Row::hdim_q / 16; ++step) {
+        for (int step = 0; step < q_steps; ++step) {
             if constexpr (Shape::q_in_registers) {
                 multiply_step(k_rows, step, held[step]);
             } else {
-                std::uint32_t queries[atoms][4];
+                Queries queries;
                 load_queries(q_rows, step, queries);
                 multiply_step(k_rows, step, queries);
             }
@@ -165,23 +179,67 @@ class MmaTile {
                     weights[m][i] = pack<T>(pair[0], pair[1]);
                 }
 #pragma unroll
-            for (int n = 0; n < Row::hdim_v / 16; ++n) {
+            for (int n = 0; n < Row::hdim_v * Shape::element / 32; ++n) {
                 std::uint32_t values[4];
                 if constexpr (is_vectorized<Row>)
                     load_matrices(v_rows.at(16 * step, n), values);
                 else
                     load_matrices_transposed(v_rows.at(16 * step, n), values);
 #pragma unroll
-                for (int m = 0; m < atoms; ++m) {
-                    mma_16x8x16<T>(o[m][2 * n], weights[m], values[0], values[1]);
-                    mma_16x8x16<T>(o[m][2 * n + 1], weights[m], values[2], values[3]);
+                for (int half = 0; half < 2; ++half) {
+                    std::uint32_t of_keys[2] = {values[2 * half], values[2 * half + 1]}, odd[2];
+                    if constexpr (bytes) {
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const std::uint32_t columns = __byte_perm(of_keys[i], 0, 0x3120);
+                            of_keys[i] = widen_fp8(columns);
+                            odd[i] = widen_fp8(columns >> 16);
+                        }
+#pragma unroll
+                        for (int m = 0; m < atoms; ++m)
+                            mma_16x8x16<T>(o[m][4 * n + 2 * half + 1], weights[m], odd[0], odd[1]);
+                    }
+#pragma unroll
+                    for (int m = 0; m < atoms; ++m)
+                        mma_16x8x16<T>(o[m][bytes ? 4 * n + 2 * half : 2 * n + half], weights[m], of_keys[0], of_keys[1]);
                 }
             }
         }
     }
 
+    // Once all values are added. Of every 16 columns a lane has had 4 (lane % 4) and the next three: two pairs, of which
+    // it keeps one and trades the other, twice.
+    __device__ __forceinline__ void order_columns() {
+        if constexpr (bytes) {
+            const bool odd_lane = threadIdx.x & 1, high_lane = (threadIdx.x & 2) != 0;
+#pragma unroll
+            for (int m = 0; m < atoms; ++m)
+#pragma unroll
+                for (int n = 0; n < Row::hdim_v / 8; n += 2)
+#pragma unroll
+                    for (int c = 0; c < 4; c += 2) {
+                        float (&even)[4] = o[m][n], (&odd)[4] = o[m][n + 1];
+                        const float second = even[c + 1];
+                        even[c + 1] = odd[c];
+                        odd[c] = second;
+#pragma unroll
+                        for (int i = c; i < c + 2; ++i) {
+                            trade(even[i], odd[i], odd_lane, 1);
+                            trade(even[i], odd[i], high_lane, 2);
+                        }
+                    }
+        }
+    }
+
    private:
-    __device__ __forceinline__ MatrixRows<Row::hdim_q> rows_of_q(int zero) const {
+    // Keeps one of two numbers, and gives the other to the lane `distance` away for the one that it does not keep.
+    static __device__ __forceinline__ void trade(float& first, float& second, bool keeps_second, int distance) {
+        const float other = __shfl_xor_sync(0xffffffff, keeps_second ? first : second, distance);
+        first = keeps_second ? other : first;
+        second = keeps_second ? second : other;
+    }
+
+    __device__ __forceinline__ QueryRows rows_of_q(int zero) const {
         const MmaThread<Row> thread(zero);
         return {q, thread.warp_m * Shape::rows + thread.lane % 16, thread.lane / 16};
     }
@@ -190,31 +248,53 @@ class MmaTile {
         if constexpr (is_vectorized<Row>)
             return MatrixColumns<Row::hdim_v>(v, lane);
         else
-            return MatrixRows<Row::hdim_v>(v, lane % 16, lane / 16);
+            return ValueRows(v, lane % 16, lane / 16);
     }
 
-    static __device__ __forceinline__ void load_queries(const MatrixRows<Row::hdim_q>& q_rows, int step,
-                                                        std::uint32_t (&queries)[atoms][4]) {
+    static __device__ __forceinline__ void load_queries(const QueryRows& q_rows, int step, Queries& queries) {
 #pragma unroll
-        for (int m = 0; m < atoms; ++m) load_matrices(q_rows.at(16 * m, step), queries[m]);
+        for (int m = 0; m < atoms; ++m) {
+            load_matrices(q_rows.at(16 * m, step), queries[0][m]);
+            if constexpr (bytes) {
+                // Rows 0 to 7 and 8 to 15, of 16 columns and of the next 16.
+                const std::uint32_t (&loaded)[4] = queries[0][m];
+                const std::uint32_t rows[4] = {loaded[0], loaded[1], loaded[2], loaded[3]};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    queries[i / 2 * bytes][m][i % 2] = widen_fp8(rows[i]);
+                    queries[i / 2 * bytes][m][2 + i % 2] = widen_fp8(rows[i] >> 16);
+                }
+            }
+        }
     }
 
-    __device__ __forceinline__ void multiply_step(const MatrixRows<Row::hdim_q>& k_rows, int step,
-                                                  const std::uint32_t (&queries)[atoms][4]) {
+    __device__ __forceinline__ void multiply_step(const QueryRows& k_rows, int step, const Queries& queries) {
 #pragma unroll
         for (int n = 0; n < keys / 16; ++n) {
             std::uint32_t rows[4];
             load_matrices(k_rows.at(16 * n, step), rows);
 #pragma unroll
-            for (int m = 0; m < atoms; ++m) {
-                mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[1]);
-                mma_16x8x16<T>(s[m][2 * n + 1], queries[m], rows[2], rows[3]);
+            for (int half = 0; half < 2; ++half) {
+                const std::uint32_t of_keys[2] = {rows[2 * half], rows[2 * half + 1]};
+                if constexpr (bytes) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const std::uint32_t first = widen_fp8(of_keys[i]), second = widen_fp8(of_keys[i] >> 16);
+#pragma unroll
+                        for (int m = 0; m < atoms; ++m)
+                            mma_16x8x16<T>(s[m][2 * n + half], queries[i * bytes][m], first, second);
+                    }
+                } else {
+#pragma unroll
+                    for (int m = 0; m < atoms; ++m)
+                        mma_16x8x16<T>(s[m][2 * n + half], queries[0][m], of_keys[0], of_keys[1]);
+                }
             }
         }
     }
 
     const std::uint32_t q;
-    std::uint32_t held[Shape::q_in_registers ? Row::hdim_q / 16 : 1][atoms][4];
+    Queries held[Shape::q_in_registers ? q_steps : 1];
 };
 
 }  // namespace catalog::cuda

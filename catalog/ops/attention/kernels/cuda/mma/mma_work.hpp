@@ -89,10 +89,11 @@ struct MmaWork {
 };
 
 // The queries in shared memory, of a call with a scale that is not positive: see Scores. By `threads` threads.
+template <class T>
 __device__ __forceinline__ void rescale_queries(const catalog_args& args, std::uint32_t q, int bytes, int thread,
                                                 int threads) {
     const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu;
-    const std::uint32_t flipped = args.scale == 0.0f ? 0 : 0x80008000u;
+    const std::uint32_t flipped = args.scale == 0.0f ? 0 : sizeof(T) == 1 ? 0x80808080u : 0x80008000u;
     for (int offset = thread * 4; offset < bytes; offset += threads * 4) {
         std::uint32_t pair;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(q + offset) : "memory");

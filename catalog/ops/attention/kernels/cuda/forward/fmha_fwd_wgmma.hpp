@@ -59,16 +59,17 @@ class FwdProducer {
         const int head_k = work.head / call.heads_per_kv_head;
         const RaggedRows keys = rows_of(call.k, work, head_k, work.first_k, work.seqlen_k);
         const RaggedRows values = rows_of(call.v, work, head_k, work.first_k, work.seqlen_k);
-        int block = work.end_block - 1;
+        int block = work.end_block - 1, before = block;
         load_k(keys, block);
         load_q(rows_of(call.q, work, work.head, work.first_q, work.seqlen_q), work.first_query);
-        if constexpr (Row::sink) work.cross_gap(block);
+        if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         while (--block >= work.first_block) {
             load_k(keys, block);
-            load_v(values, work.across_gap(block + 1));
-            if constexpr (Row::sink) work.cross_gap(block);
+            load_v(values, Row::block_mask ? before : work.across_gap(block + 1));
+            before = block;
+            if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         }
-        load_v(values, work.across_gap(block + 1));
+        load_v(values, Row::block_mask ? before : work.across_gap(block + 1));
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {

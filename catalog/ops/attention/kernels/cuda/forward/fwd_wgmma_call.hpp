@@ -44,6 +44,9 @@ struct FwdCall {
     Dropout dropout;
     std::uint8_t* randval;
     ByteStrides randval_strides;
+    const std::uint8_t* block_mask;
+    ByteStrides block_mask_strides;
+    int block_mask_q, block_mask_kv;  // in tiles
 };
 
 inline constexpr float log2_e = 0x1.715476p+0f;
@@ -60,6 +63,13 @@ inline bool valid_fwd(const catalog_args& args) {
     if (Row::logits && !(args.logits_soft_cap > 0.0f)) return false;
     // The largest score is that of the largest product.
     return args.scale >= 0.0f;
+}
+
+// Whether the blocks of the block mask are whole tiles.
+template <class Row>
+inline bool valid_block_mask(const catalog_args& args) {
+    const auto fits = [](std::int64_t size, int tile) { return 0 < size && size <= 0x7fffffff && size % tile == 0; };
+    return !Row::block_mask || (fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, Row::tile_n0));
 }
 
 // Whether TMA and 16-byte accesses reach every row.
@@ -125,6 +135,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::bias && keys && !args.bias.data) return CATALOG_BAD_ARGUMENT;
+    if (!valid_block_mask<Row>(args) || (Row::block_mask && keys && !args.block_mask.data)) return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
@@ -173,6 +184,10 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.randval_strides = byte_strides<std::uint8_t>(args.randval, batch, args.nhead_q, rows_q, 0);
     call.bias = args.bias.data;
     call.bias_strides = byte_strides<T>(args.bias, batch, args.nhead_q, rows_q, 0);
+    call.block_mask = static_cast<const std::uint8_t*>(args.block_mask.data);
+    call.block_mask_strides = {args.block_mask.stride_batch, args.block_mask.stride_nhead, args.block_mask.stride_seqlen};
+    call.block_mask_q = static_cast<int>(args.block_mask_q / Row::tile_m0);
+    call.block_mask_kv = static_cast<int>(args.block_mask_kv / Row::tile_n0);
     call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));
     call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
     // Above zero, lest an unseen key's -infinity become a NaN.

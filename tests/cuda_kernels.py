@@ -168,3 +168,21 @@ def test_functions_for_pytorch_run_on_the_gpu(causal: bool, queries: int, hdim: 
         pairs.append((of_tokens_first.transpose(1, 2), expected))
     for actual, wanted in pairs:
         assert (actual.float() - wanted.float()).norm() < 1e-2 * wanted.float().norm()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("block", "hdim"), [(64, 128), (128, 128), (128, 59)])
+def test_block_sparse_attention_runs_on_the_gpu(block: int, hdim: int, causal: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from catalog.torch import block_sparse_attention
+
+    q = torch.randn(2, 8, 500, hdim, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 2, 500, hdim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    blocks = -(-500 // block)
+    block_mask = torch.rand(8, blocks, blocks, device="cuda") < 0.5
+    o = block_sparse_attention(q, k, v, block_mask, block_size=(block, block), causal=causal, enable_gqa=True)
+    seen = block_mask.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :500, :500]
+    seen = seen.tril() if causal else seen
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    expected = expected.masked_fill(~seen.any(-1, keepdim=True), 0)
+    assert (o.float() - expected.float()).norm() < 1e-2 * expected.float().norm()

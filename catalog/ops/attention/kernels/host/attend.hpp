@@ -119,7 +119,7 @@ class Attention {
     void attend_rows(const Tile& tile, KeyRange range, std::int64_t first_row, std::int64_t end) {
         if constexpr (Row::block_mask) {
             const std::int64_t last_query = item.first_row + end;
-            for (KeyRange run{item.first_row + first_row, 0};; run.begin = run.end) {
+            for (QueryRange run{item.first_row + first_row, 0};; run.begin = run.end) {
                 run = blocks.run_from(run.begin, last_query, range.begin);
                 if (run.empty()) return;
                 attend_tile(tile, range, run.begin - item.first_row, static_cast<int>(run.end - run.begin));

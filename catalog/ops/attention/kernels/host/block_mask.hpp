@@ -11,6 +11,8 @@ namespace catalog::host {
 
 inline constexpr int mask_step_q = 16, mask_step_kv = 32;
 
+using QueryRange = KeyRange;
+
 template <class Row>
 inline bool valid_block_mask(const catalog_args& args) {
     if constexpr (!Row::block_mask) return true;
@@ -55,7 +57,7 @@ class BlockMask {
     }
 
     // The first run of queries from `query` on, and before `end`, that attend to the block of `key`.
-    KeyRange run_from(std::int64_t query, std::int64_t end, std::int64_t key) const {
+    QueryRange run_from(std::int64_t query, std::int64_t end, std::int64_t key) const {
         if constexpr (!Row::block_mask) return {query, end};
         const std::int64_t block = key / keys;
         while (query < end && !bits[query / queries][block]) query = block_end(query, end);

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_gpu import ARCH, RUNS, SEVERAL_TILES, Row, build, need_gpu, part, wrong
-from host_problems import draw_inputs
+from host_problems import draw_inputs, poison_last_block
 
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.problem import Problem
@@ -75,6 +75,27 @@ def test_what_lies_behind_the_keys_of_a_page_is_not_used(
         poison_unused(problem, inputs)
         failed += [(problem.key, row.kernel.name, check) for check in wrong(catalog.plan(problem, row.kernel), inputs)]
     assert not failed, failed[:5]
+
+
+@pytest.mark.parametrize("mask", ["no", "causal"])
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("hdim", [64, 128, 192, 256])
+def test_blocks_that_a_block_mask_leaves_out_are_never_read(catalog: Catalog, hdim: int, block: int, mask: str) -> None:
+    """NaN in the last block of keys changes nothing for the queries that do not attend to it, bit by bit.
+
+    More tiles than multiprocessors, so that rings go on from tile to tile, some of which have no block.
+    """
+    sizes = {"batch": 3, "nhead_q": 8, "nhead_k": 4, "seqlen_q": 1500, "seqlen_k": 1500, "block_mask_q": block}
+    heads = {"hdim_q": hdim, "hdim_v": min(hdim, 128) if hdim == 192 else hdim, "dtype": "bf16"}
+    problem = Problem(**sizes, **heads, block_mask_kv=block, mask=mask, lse=True)
+    plan, inputs = catalog.select(problem, arch=ARCH), make_inputs(problem, 1)
+    build(catalog, plan.kernels)
+    assert not wrong(plan, inputs)
+    before = plan.run(inputs).outputs["o"]
+    blind = poison_last_block(problem, inputs)
+    o = plan.run(inputs).outputs["o"]
+    assert np.isnan(o[~blind].astype(np.float32)).any()
+    np.testing.assert_array_equal(o[blind].astype(np.float32), before[blind].astype(np.float32))
 
 
 @pytest.mark.parametrize("hdim", [64, 128, 192, 256])
@@ -147,3 +168,21 @@ def test_functions_for_pytorch_run_on_the_gpu(causal: bool, queries: int, hdim: 
         pairs.append((of_tokens_first.transpose(1, 2), expected))
     for actual, wanted in pairs:
         assert (actual.float() - wanted.float()).norm() < 1e-2 * wanted.float().norm()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("block", "hdim"), [(64, 128), (128, 128), (128, 59)])
+def test_block_sparse_attention_runs_on_the_gpu(block: int, hdim: int, causal: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from catalog.torch import block_sparse_attention
+
+    q = torch.randn(2, 8, 500, hdim, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 2, 500, hdim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    blocks = -(-500 // block)
+    block_mask = torch.rand(8, blocks, blocks, device="cuda") < 0.5
+    o = block_sparse_attention(q, k, v, block_mask, block_size=(block, block), causal=causal, enable_gqa=True)
+    seen = block_mask.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :500, :500]
+    seen = seen.tril() if causal else seen
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    expected = expected.masked_fill(~seen.any(-1, keepdim=True), 0)
+    assert (o.float() - expected.float()).norm() < 1e-2 * expected.float().norm()

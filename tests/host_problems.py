@@ -149,6 +149,8 @@ def problem_fields(signature: Signature, pick: Callable[..., Any]) -> dict[str, 
     if traits["qscale"] == Qscale.BLOCKSCALE.value:
         tile = traits.get("tile_n0") or 16
         fields |= {"block_scale_size_q": pick(1, 32, 100), "block_scale_size_kv": pick(tile, 2 * tile, 512)}
+    if traits["block_mask"]:
+        fields |= _block_mask(traits, pick)
     if traits["skip_min_seqlen_q"]:
         fields["min_seqlen_q"] = pick(1, 7, 100)
     if op == "splitkv":
@@ -201,6 +203,14 @@ def _mask(mask: str, sink: bool, pick: Callable[..., Any]) -> dict[str, Any]:
     return corner | {"window": pick(*windows)} | ({"sink_size": pick(1, 4, 40)} if sink else {})
 
 
+def _block_mask(traits: Mapping[str, Any], pick: Callable[..., Any]) -> dict[str, Any]:
+    """Blocks of whole tiles, if the traits have a tile, or of whole steps of a host kernel."""
+    return {
+        "block_mask_q": traits.get("tile_m0", 16) * pick(1, 2, 5),
+        "block_mask_kv": traits.get("tile_n0", 32) * pick(1, 2, 5),
+    }
+
+
 def _append(traits: Mapping[str, Any], fields: Mapping[str, Any], pick: Callable[..., Any]) -> dict[str, Any]:
     room = fields["seqlen_k"]
     appended: dict[str, Any] = {"seqlen_new": pick(*(n for n in (0, 1, 5, 33) if n <= room)), "rope": traits["rope"]}
@@ -233,6 +243,16 @@ def draw_inputs(problem: Problem, seed: int) -> dict[str, Array]:
             if k in stored:
                 stored[v] = stored[k][..., : problem.hdim_v]
     return stored
+
+
+def poison_last_block(problem: Problem, inputs: Mapping[str, Array]) -> Array:
+    """Write NaN to the last block of keys and values of a block mask; whether a row of O does not attend to it."""
+    last = (problem.seqlen_k - 1) // problem.block_mask_kv
+    rows = np.repeat(inputs["block_mask"][..., last] == 0, problem.block_mask_q, axis=2)[:, :, : problem.seqlen_q]
+    for name in ("k", "v"):
+        tokens = inputs[name] if problem.layout == "bhsd" else inputs[name].swapaxes(1, 2)
+        tokens[:, :, last * problem.block_mask_kv :] = np.nan
+    return rows if problem.layout == "bhsd" else rows.swapaxes(1, 2)
 
 
 def _optional(problem: Problem, rng: np.random.Generator) -> dict[str, Array]:

@@ -145,6 +145,12 @@ def test_bf16_by_dot_products(select: Select, op: Any, cpu: str) -> None:
     check(Expected(problem, draw_inputs(problem, 1), CPUS[cpu].arch), plan)
 
 
+@pytest.mark.parametrize("cpu", ["oldest", "bf16", "sve256", "sve512"])
+def test_block_masks(select: Select, cpu: str) -> None:
+    problem = Problem(**SIZES, dtype="bf16", mask="causal", lse=True, block_mask_q=16, block_mask_kv=32)
+    check(Expected(problem, draw_inputs(problem, 1), CPUS[cpu].arch), select(cpu, problem))
+
+
 def test_a_cpu_without_dot_products_of_bf16_refuses_them(
     select: Select, emulated: Callable[[str], tuple[ArmDevice, Catalog]]
 ) -> None:

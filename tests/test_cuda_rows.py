@@ -78,6 +78,8 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "bwd", "hdim_q": 256, "mask": "causal"},
     {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4},
     {"hdim_q": 64, "bias": "bias", "dropout": 0.1},
+    {"hdim_q": 128, "mask": "causal", "block_mask_q": 128, "block_mask_kv": 128},
+    {"hdim_q": 256, "bias": "bias", "block_mask_q": 64, "block_mask_kv": 64},
     {"op": "bwd", "hdim_q": 128, "bias": "bias", "dbias": True},
     {"op": "bwd", "hdim_q": 128, "dropout": 0.1},
     {"op": "bwd", "hdim_q": 128, "mask": "causal", "logits_soft_cap": 50.0},

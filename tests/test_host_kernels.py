@@ -270,7 +270,11 @@ def bits(library: Artifact, problem: Problem, num_threads: int) -> list[bytes]:
 
 
 FOUR_HEADS = {"batch": 1, "nhead_q": 4, "hdim_q": 64, "dtype": "fp32", "lse": True}
-HIDDEN = {"causal": {"mask": "causal"}, "window": {"mask": "window", "window": (100, 0)}}
+HIDDEN = {
+    "causal": {"mask": "causal"},
+    "window": {"mask": "window", "window": (100, 0)},
+    "block mask": {"mask": "window", "window": (100, 0), "block_mask_q": 16, "block_mask_kv": 32},
+}
 
 
 @pytest.mark.parametrize("num_threads", slow_but([2], [1, 2]))

@@ -23,7 +23,7 @@ from catalog.registry.migrate import STEPS
 from catalog.registry.query import Query, count
 from catalog.runtime.catalog import Catalog
 
-VERSIONS = (1, 7, 8, 12)
+VERSIONS = (1, 7, 8, 12, 15)
 """Those of the files in old_catalogs, where make.py says how they were made."""
 
 PROBLEM = Problem(batch=1, nhead_q=1, seqlen_q=64, hdim_q=64, dtype="fp32")

@@ -18,6 +18,7 @@ DENSE = {"batch": 2, "nhead_q": 8, "seqlen_q": 64, "hdim_q": 32}
 PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}
 VECTORS = PACKED | {"op": "batch_prefill", "page_size": 16, "kv_memory_layout": "vectorized"}
 PAGED = PACKED | {"op": "pagedkv", "page_size": 4}
+BLOCKS = {"block_mask_q": 64, "block_mask_kv": 64}
 APPEND = {"op": "appendkv", "seqlen_new": 1}
 
 
@@ -62,6 +63,11 @@ APPEND = {"op": "appendkv", "seqlen_new": 1}
         (DENSE | {"logits_soft_cap": 0}, r"logits_soft_cap=0: .* positive"),
         (DENSE | {"num_splits": 2}, r"num_splits=2 does not apply to op='fwd'"),
         (DENSE | {"min_seqlen_q": 2}, r"min_seqlen_q needs group mode"),
+        (DENSE | {"block_mask_q": 64}, r"block_mask_q=64 needs block_mask_kv, the keys that an entry"),
+        (DENSE | {"block_mask_kv": 64}, r"block_mask_kv=64 needs block_mask_q, the queries that an entry"),
+        (DENSE | {"block_mask_q": -64, "block_mask_kv": 64}, r"block_mask_q=-64: .* queries that an entry"),
+        (PACKED | BLOCKS, r"block_mask_q=64 cannot be combined with packed sequences, seqlens_q: "),
+        (DENSE | BLOCKS | {"op": "splitkv"}, r"block_mask_q=64 does not apply to op='splitkv'\nOps .*: fwd"),
         (DENSE | {"qscale": "pertensor"}, r"qscale='pertensor' cannot be combined with dtype='fp16'"),
         (DENSE | {"dtype": "fp8", "qscale": "kv_blockscale"}, r"qscale='kv_blockscale' does not apply to op='fwd'"),
         (DENSE | {"qscale": "mx"}, r"qscale='mx' is not allowed\nAllowed: no, pertensor, blockscale, kv_blockscale"),
@@ -218,6 +224,7 @@ FORMS = [
     DENSE | {"op": "bwd", "mask": "causal", "bias": "bias", "dbias": True},
     DENSE | {"op": "splitkv", "num_splits": 3, "scale": 0.5, "layout": "bshd"},
     DENSE | {"dtype": "fp8", "qscale": "blockscale", "lse": True},
+    DENSE | BLOCKS,
     DENSE | APPEND | {"rope": "half"},
     DENSE | {"op": "splitkv", "page_size": 4},
     PACKED,
@@ -235,7 +242,7 @@ def outcome(make):
         return str(error)
 
 
-@pytest.mark.parametrize("fields", slow_but([FORMS[0], FORMS[4], FORMS[7], FORMS[9]], FORMS))
+@pytest.mark.parametrize("fields", slow_but([FORMS[0], FORMS[4], FORMS[5], FORMS[8], FORMS[10]], FORMS))
 @given(
     sizes=st.one_of(
         st.fixed_dictionaries({"batch": SIZES, "seqlen_q": SIZES, "seqlen_k": SIZES}),

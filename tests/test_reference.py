@@ -38,6 +38,7 @@ PROBLEMS = {
     "alibi": DENSE | {"bias": "alibi"},
     "alibi, top left": DENSE | {"bias": "alibi", "mask": "top_left", "window": (3, 1)},
     "alibi, causal": DENSE | {"bias": "alibi", "bias_dims": "bh", "mask": "bottom_right"},
+    "block mask": DENSE | {"block_mask_q": 2, "block_mask_kv": 3, "mask": "window", "window": (5, 2)},
     "dropout": DENSE | {"dropout": 0.3, "randval": True, "mask": "causal", "seqlen_k": 21},
     "group": PACKED | {"mask": "bottom_right"},
     "group, everything": PACKED | {"bias": "bias", "dropout": 0.5, "randval": True, "mask": "window", "window": (3, 0)},
@@ -141,6 +142,10 @@ def row_by_row(problem, inputs):
                     results["randval"][(*pair, key)] = byte
                 if not sees(problem, query, key, seqlen_q, seqlen_k):
                     continue
+                if problem.block_mask_q:
+                    block = query // problem.block_mask_q, key // problem.block_mask_kv
+                    if not inputs["block_mask"][(sequence, head, *block)]:
+                        continue
                 score = problem.softmax_scale * sum(float(a) * float(b) for a, b in zip(q[row], k[column], strict=True))
                 if problem.logits_soft_cap:
                     score = problem.logits_soft_cap * math.tanh(score / problem.logits_soft_cap)

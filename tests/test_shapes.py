@@ -164,6 +164,7 @@ BASE = {
         "page_size": 16,
     },
     "bwd": {"op": "bwd", "batch": 2, "nhead_q": 8, "seqlen_q": 256, "hdim_q": 64, "bias": "bias"},
+    "block mask": {"batch": 2, "nhead_q": 8, "seqlen_q": 64, "hdim_q": 64, "block_mask_q": 32, "block_mask_kv": 32},
 }
 CHANGES = {
     "op": ["pagedkv"],
@@ -191,6 +192,8 @@ CHANGES = {
     "qscale": ["pertensor"],
     "block_scale_size_q": [64],
     "block_scale_size_kv": [64],
+    "block_mask_q": [64],
+    "block_mask_kv": [64],
     "min_seqlen_q": [1],
     "num_splits": [2],
     "num_pages": [99],

@@ -68,6 +68,10 @@ def _mask(torch: Any, sequence: Sequence) -> Any:
         visible = visible.tril(diagonal + problem.window_right)
     if problem.window_left >= 0:
         visible = visible.triu(diagonal - problem.window_left)
+    if problem.block_masked:
+        named = torch.from_numpy(sequence.inputs["block_mask"][sequence.index] != 0)
+        expanded = named.repeat_interleave(problem.block_mask_q, 1).repeat_interleave(problem.block_mask_kv, 2)
+        visible = visible & expanded[:, : shape[0], : shape[1]]
     mask = torch.zeros(problem.nhead_q, *shape, dtype=torch.float64)
     if problem.bias is not Bias.NO:
         rows = slice(0, shape[0])

@@ -260,8 +260,10 @@ def _tables_of_operations(copy: sqlite3.Connection) -> dict[str, str]:
     tables = {DEFAULT: _OF_OPERATION}
     for (name,) in copy.execute("SELECT DISTINCT operation FROM other.lineage").fetchall():
         with suppress(UsageError):
-            make_table(copy, operation(str(name)))
-            tables[str(name)] = _OF_OPERATION
+            of_traits = operation(str(name))
+            if not _columns(copy, of_traits.name):  # a step adds the later columns of the others
+                make_table(copy, of_traits)
+            tables[of_traits.name] = _OF_OPERATION
     return tables
 
 

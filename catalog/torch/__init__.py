@@ -1,14 +1,14 @@
 """The catalog's kernels for PyTorch: functions with the signatures of PyTorch and flash-attn, and gradients.
 
 ``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`, the functions
-``flash_attn_...`` replace those of the package flash-attn, ``linear``, ``matmul`` and ``grouped_mm`` replace
-:func:`torch.nn.functional.linear`, :func:`torch.matmul` and :func:`torch.nn.functional.grouped_mm`, ``scaled_mm`` and
-``scaled_grouped_mm`` multiply 8-bit matrices with scales as :func:`torch._scaled_mm` does, and ``conv1d``,
-``conv2d`` and ``conv3d`` replace :func:`torch.nn.functional.conv2d` and its like. CPU tensors
-run on the host's kernels, GPU tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel
-supports a call, it raises a :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors,
-and also a ValueError where PyTorch raises one. There is no fallback to PyTorch's own functions, unless the setting
-``CATALOG_ALLOW_FOREIGN`` allows it where it was measured as faster.
+``flash_attn_...`` replace those of the package flash-attn, ``block_sparse_attention`` skips the blocks that a bitmap
+leaves out, ``linear``, ``matmul`` and ``grouped_mm`` replace :func:`torch.nn.functional.linear`, :func:`torch.matmul`
+and :func:`torch.nn.functional.grouped_mm`, ``scaled_mm`` and ``scaled_grouped_mm`` multiply 8-bit matrices with scales
+as :func:`torch._scaled_mm` does, and ``conv1d``, ``conv2d`` and ``conv3d`` replace :func:`torch.nn.functional.conv2d`
+and its like. CPU tensors run on the host's kernels, GPU tensors on those of the GPU's arch, in place, on PyTorch's
+current stream. If no kernel supports a call, it raises a :class:`~catalog.errors.CatalogError`, which is a RuntimeError
+like PyTorch's own errors, and also a ValueError where PyTorch raises one. There is no fallback to PyTorch's own
+functions, unless the setting ``CATALOG_ALLOW_FOREIGN`` allows it where it was measured as faster.
 
 ``install`` replaces PyTorch's own function for a whole program, ``installed`` for a block. Both leave to PyTorch what
 no kernel supports, and ``report`` counts it.
@@ -26,6 +26,7 @@ try:
 except ImportError as error:
     raise MissingPackageError(f"catalog.torch needs PyTorch ({error})", hint=how_to_install("torch")) from None
 
+from catalog.torch.block_sparse import block_sparse_attention
 from catalog.torch.cached import flash_attn_with_kvcache
 from catalog.torch.conv import conv1d, conv2d, conv3d
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
@@ -42,6 +43,7 @@ from catalog.torch.stacked import (
 )
 
 __all__ = [
+    "block_sparse_attention",
     "conv1d",
     "conv2d",
     "conv3d",

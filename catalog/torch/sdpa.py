@@ -59,16 +59,13 @@ def scaled_dot_product_attention(
     """
     mask, attn_mask = _mask_of(attn_mask, is_causal)
     query, key, value, attn_mask = autocast_all(query, key, value, attn_mask)
-    query, key, value, batch = _four_axes(query, key, value, enable_gqa)
+    query, key, value, batch = four_axes(query, key, value, enable_gqa)
     bias = None
     if attn_mask is not None:
         rows = (*batch, query.shape[2], key.shape[2])
         bias = bias_of(attn_mask, query.dtype, rows).reshape(*query.shape[:2], *rows[-2:])
-    if scale is not None and scale <= 0:  # kernels know positive ones
-        query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
-
-    # The result has Q's memory layout, so that merging the heads into the model's axis copies nothing.
-    tokens_first = query.shape[2] > 1 and query.stride(1) < query.stride(2)
+    query, scale = with_positive_scale(query, scale)
+    tokens_first = has_tokens_first(query)
     if tokens_first:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options = Options("bshd" if tokens_first else "bhsd", mask, -1, 0, scale, 0.0, dropout_p, False)
@@ -83,6 +80,18 @@ def scaled_dot_product_attention(
     return o if len(batch) == 2 else o.reshape(*batch, *o.shape[2:])
 
 
+def with_positive_scale(query: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, float | None]:
+    """A query and a scale with the same products, of which kernels know the scale."""
+    if scale is not None and scale <= 0:
+        return (-query, -scale) if scale < 0 else (query * 0, 1.0)
+    return query, scale
+
+
+def has_tokens_first(query: torch.Tensor) -> bool:
+    """Whether tokens come before heads in Q's memory, and so in O's: merging the heads into one axis copies nothing."""
+    return query.shape[2] > 1 and query.stride(1) < query.stride(2)
+
+
 def _mask_of(attn_mask: torch.Tensor | None, is_causal: bool) -> tuple[MaskWord, torch.Tensor | None]:
     """The mask that kernels know, and the elementwise one beside it."""
     if attn_mask is not None and type(attn_mask) is not torch.Tensor:
@@ -95,7 +104,7 @@ def _mask_of(attn_mask: torch.Tensor | None, is_causal: bool) -> tuple[MaskWord,
     return ("top_left" if is_causal else "no"), attn_mask
 
 
-def _four_axes(
+def four_axes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...]]:
     """The tensors as (batch, heads, tokens, head dim), views where strides allow; and all axes of the result but two.

@@ -7,6 +7,7 @@
 - ``version_7``: commit 4aefd35^, the last one that recorded a miss for each problem.
 - ``version_8``: commit ad295e3, the last one whose migrations were Python functions.
 - ``version_12``: commit c74e52c, the last one whose timings had no policy.
+- ``version_15``: commit e4e3c11, the last one whose attention kernels had no block masks.
 
 A file stays as it is once a later version of the schema exists: never make it again with later code.
 """

@@ -156,6 +156,7 @@ def check_features(problem: Problem) -> None:
     """
     _check_operation(problem)
     _check_quantisation(problem)
+    _check_block_mask(problem)
     if problem.bias is Bias.ALIBI and problem.bias_dims == "11":
         raise ProblemError("bias_dims='11' cannot be combined with bias='alibi': slopes are 1h or bh")
     if problem.dbias and problem.bias is not Bias.BIAS:
@@ -177,6 +178,23 @@ def _check_operation(problem: Problem) -> None:
         _check_vectors(problem)
     if problem.op == "appendkv":
         _check_append(problem)
+
+
+def _check_block_mask(problem: Problem) -> None:
+    covered = {"block_mask_q": "queries", "block_mask_kv": "keys"}
+    stated = {name: size for name in covered if (size := getattr(problem, name))}
+    if not stated:
+        return
+    for name, tokens in covered.items():
+        if name not in stated:
+            [(other, size)] = stated.items()
+            raise ProblemError(f"{other}={size} needs {name}, the {tokens} that an entry of the block mask covers")
+    if problem.mode is Mode.GROUP:
+        raise ProblemError(
+            f"block_mask_q={problem.block_mask_q} cannot be combined with packed sequences, seqlens_q: "
+            "a block mask has as many blocks for every sequence",
+            hint="State batch, seqlen_q and seqlen_k; the tensors seqlens_q and seqlens_k may limit their tokens.",
+        )
 
 
 def _check_vectors(problem: Problem) -> None:

@@ -17,7 +17,8 @@ def flops_of(problem: Problem) -> int:
     dS^T Q and dS K, 2 (3 hdim_q + 2 hdim_v). Appending to a cache multiplies no matrices: 0.
 
     Without a mask all pairs count; under a causal mask half of all, whatever its corner (the convention of published
-    figures); under a window exactly the visible pairs, without sinks. Group mode sums over its sequences.
+    figures); under a window exactly the visible pairs, without sinks. Group mode sums over its sequences. Blocks that a
+    block mask leaves out count as well: which these are is a tensor's content, and a problem has none.
     """
     if problem.op == "appendkv":
         return 0

@@ -37,7 +37,10 @@ _INFERENCE = (*_SCORES, "lse", "sink_size", "qscale")
 OP_FIELDS: Mapping[Op, frozenset[str]] = MappingProxyType(
     {
         "fwd": frozenset(
-            {*_INFERENCE, "dropout", "randval", "min_seqlen_q", "block_scale_size_q", "block_scale_size_kv"}
+            {
+                *(*_INFERENCE, "dropout", "randval", "min_seqlen_q", "block_scale_size_q", "block_scale_size_kv"),
+                *("block_mask_q", "block_mask_kv"),
+            }
         ),
         "splitkv": frozenset({*_INFERENCE, *_CACHE, "num_splits"}),
         "pagedkv": frozenset({*_INFERENCE, *_CACHE, "min_seqlen_q"}),

@@ -56,6 +56,7 @@ class Dense(Implementation):
             "no packed sequences": problem.mode is not Mode.BATCH,
             f"no {problem.dtype.value}": problem.dtype not in self.dtypes,
             "no scales of elements": problem.qscale is not Qscale.NO,
+            "no block mask": problem.block_masked,
             "no dropout that can be compared": bool(problem.dropout or problem.randval),
             "no sink": bool(problem.sink_size),
             f"no mask {problem.mask}": self._mask(problem) not in self.masks,

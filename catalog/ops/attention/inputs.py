@@ -24,7 +24,8 @@ def draw(problem: Problem, name: str, rng: Rng) -> Array:
     """A random input like a user's.
 
     Q, K, V, new tokens, biases and gradients are standard normal; scales are near 1; ALiBi slopes and rotary tables are
-    the usual ones. Sequences are as long as the problem allows; pages are in random order.
+    the usual ones. Sequences are as long as the problem allows; pages are in random order. Block masks show half of the
+    blocks.
     """
     return _MAKERS.get(name, _normal)(problem, name, rng)
 
@@ -51,6 +52,13 @@ def _slopes(problem: Problem, name: str, _: Rng) -> Array:
     """Geometric from 2^(-8/n) to 2^-8, as in the ALiBi paper for n heads a power of two."""
     heads = np.arange(1, problem.nhead_q + 1)
     return np.broadcast_to(2.0 ** (-8.0 * heads / problem.nhead_q), problem.shapes[name])
+
+
+def _bitmap(problem: Problem, name: str, rng: Rng) -> Array:
+    """Half of the blocks, and none for one in eight blocks of queries."""
+    shape = problem.shapes[name]
+    seen = (rng.random(shape) < 0.5) & (rng.random((*shape[:-1], 1)) >= 0.125)
+    return seen * rng.integers(1, 256, shape)  # every value but 0 means the same
 
 
 def _longest(problem: Problem, name: str, _: Rng) -> Array:
@@ -83,6 +91,7 @@ _MAKERS: Mapping[str, Callable[[Problem, str, Rng], Array]] = MappingProxyType(
         "k_descale": _scales,
         "v_descale": _scales,
         "alibi_slopes": _slopes,
+        "block_mask": _bitmap,
         "seqlens_k": _longest,
         "block_table": _pages,
         "kv_indptr": _page_starts,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.attention.stages import traits_of
-from catalog.ops.attention.traits import Mode
+from catalog.ops.attention.traits import TRAITS, Mode
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 def kind_of(problem: Problem) -> dict[str, Any]:
     """What problems of one kind have in common, as JSON values."""
+    of_blocks = ("block_mask_q", "block_mask_kv")
     return {
         "op": problem.op,
-        **traits_of(problem),
+        # Recorded kinds say nothing of later traits at their defaults.
+        **{name: value for name, value in traits_of(problem).items() if name not in TRAITS.later or value},
+        **{name: getattr(problem, name) for name in of_blocks if problem.block_masked},
         "mask": problem.kernel_mask.value,
         "hdim_q": problem.hdim_q,
         "hdim_v": problem.hdim_v,

@@ -89,6 +89,14 @@ _BIAS_NATIVE = Choice(
     ("bias", "logits"),
     {("no", False): "_nbias", ("no", True): "_logits_nbias", ("bias", False): "_bias", ("alibi", False): "_alibi"},
 )
+_SINK_NATIVE = Choice(
+    ("sink", "block_mask"),
+    {
+        (sink, masked): f"_{'sink' if sink else 'nsink'}{'_blockmask' if masked else ''}"
+        for sink in (False, True)
+        for masked in (False, True)
+    },
+)
 _PIPELINE = Word("_", "pipeline", absent="no")
 
 
@@ -255,6 +263,7 @@ def _native(grammar: Grammar, implied: Implied | None = None, **replaced: Part) 
 _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
     {family: _native(grammar) for family, grammar in GRAMMARS.items()}
     | {
+        Family.FWD: _native(GRAMMARS[Family.FWD], sink=_SINK_NATIVE),
         Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
         Family.FWD_APPENDKV: _native(GRAMMARS[Family.FWD_APPENDKV], _v_is_n1),
         Family.BATCH_PREFILL: _native(GRAMMARS[Family.BATCH_PREFILL], kv_load_mode=words("kv_load_mode", no="")),
@@ -265,7 +274,8 @@ _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
 )
 """The grammars of our own kernels.
 
-V may have another head dim than Q everywhere; backward has one variant of dropout, and may cap the logits.
+V may have another head dim than Q everywhere; forward may have a block mask; backward has one variant of dropout, and
+may cap the logits.
 """
 
 

@@ -60,7 +60,8 @@ class Attention(Operation):
     parameters = (
         *("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v"),
         *("tokens_k", "page_size", "num_pages", "num_splits", "seqlen_new", "rotary_dim"),
-        *("dropout", "dlse", "block_scale_size_kv"),
+        *("block_mask_q", "block_mask_kv", "block_scale_size_kv"),
+        *("dropout", "dlse"),
     )
     variants = "masks"
     variant_trait = "mask"

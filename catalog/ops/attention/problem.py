@@ -88,6 +88,9 @@ class Problem(problem.Problem):
     first ``sink_size`` keys stay visible to the left of a window. ``appendkv`` has no scores: there a mask means that
     query i has the position i after the end of the sequence; without a mask all queries have the position of the end.
 
+    Block masks: with ``block_mask_q`` and ``block_mask_kv``, the tensor ``block_mask`` has a byte for each block of
+    that many queries and keys of a head. A query sees a key if the mask shows it and the byte of their block is not 0.
+
     After construction the fields hold the normal form: ``mask`` is ``no``, ``top_left`` or ``bottom_right``, ``window``
     is None unless it says more than the mask does, ``scale`` is None at its default. Problems that mean the same are
     equal and have the same :attr:`key`.
@@ -126,6 +129,8 @@ class Problem(problem.Problem):
         None, description="(left, right): keys seen on each side of the diagonal, from 0, or -1 for all"
     )
     sink_size: Size = Field(0, description="first keys that stay visible to the left of a window")
+    block_mask_q: Size = Field(0, description="queries that an entry of the block mask covers; 0: no block mask")
+    block_mask_kv: Size = Field(0, description="keys that an entry of the block mask covers; 0: no block mask")
     lse: StrictBool = Field(False, description="store the log-sum-exp of every row")
     scale: _Positive | None = Field(
         None, description="factor of the scores, a positive float32; default: 1 / sqrt(hdim_q)"
@@ -283,6 +288,11 @@ class Problem(problem.Problem):
     def paged(self) -> bool:
         """Whether K and V are stored in pages."""
         return self.page_size > 0
+
+    @property
+    def block_masked(self) -> bool:
+        """Whether a bitmap names the blocks of queries and keys that are attended to."""
+        return self.block_mask_q > 0
 
     @property
     def pages_per_sequence(self) -> int:

@@ -33,6 +33,8 @@ _CODES = {
     "rotary_dim": "rot",
     "block_scale_size_q": "qblock",
     "block_scale_size_kv": "kvblock",
+    "block_mask_q": "maskq",
+    "block_mask_kv": "maskkv",
 }
 
 _LISTED = 4

@@ -112,6 +112,7 @@ def traits_of(problem: Problem) -> dict[str, Any]:
         "dbias": problem.dbias,
         "store_randval": problem.randval,
         "deterministic": problem.deterministic,
+        "block_mask": problem.block_masked,
     }
 
 

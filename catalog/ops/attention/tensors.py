@@ -47,6 +47,9 @@ def extents_of(problem: Problem) -> Mapping[str, int]:
         pages = problem.pages_per_sequence
         extents |= {"num_pages": problem.num_pages or 0, "pages_per_sequence": pages, "pages": problem.batch * pages}
         extents["page_starts"] = problem.batch + 1
+    if problem.block_masked:
+        extents["mask_blocks_q"] = -(-problem.seqlen_q // problem.block_mask_q)
+        extents["mask_blocks_kv"] = -(-problem.seqlen_k // problem.block_mask_kv)
     if problem.qscale is Qscale.BLOCKSCALE:
         extents["blocks_q"] = -(-problem.seqlen_q // problem.block_scale_size_q)
         extents["blocks_k"] = -(-problem.seqlen_k // problem.block_scale_size_kv)
@@ -130,7 +133,7 @@ def _attention(shapes: _Shapes) -> dict[str, TensorForm]:
     tensors["v" + suffix] = shapes.cache("v", problem.hdim_v)
     if problem.paged:
         tensors |= _page_table(shapes)
-    tensors |= _bias(shapes) | _descales(shapes)
+    tensors |= _block_mask(shapes) | _bias(shapes) | _descales(shapes)
     tensors["sink"] = TensorForm((problem.nhead_q,), "float32", "input", (None, 0, None), "sink", 0, optional=True)
     tensors |= _optional(shapes)
     tensors["o"] = shapes.rows("o", "q", problem.hdim_v, "output")
@@ -150,6 +153,14 @@ def _page_table(shapes: _Shapes) -> dict[str, TensorForm]:
         "block_table": shapes.list_of("block_table", "int32", "batch", "pages_per_sequence"),
         "seqlens_k": shapes.list_of("seqlens_k", "int32", "batch"),
     }
+
+
+def _block_mask(shapes: _Shapes) -> dict[str, TensorForm]:
+    """A byte for each block of queries and keys: 0 where it is left out. All strides are free, 0 among them."""
+    if not shapes.problem.block_masked:
+        return {}
+    axes = ("batch", shapes.problem.nhead_q, "mask_blocks_q", "mask_blocks_kv")
+    return {"block_mask": TensorForm(axes, "uint8", "input", (0, 1, 2), "block_mask")}
 
 
 def _bias(shapes: _Shapes) -> dict[str, TensorForm]:

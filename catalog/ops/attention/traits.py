@@ -177,6 +177,7 @@ class Signature(TraitModel):
     dropout_variant: DropoutVariant = trait(DropoutVariant.NO, "warp tile of the backward dropout")
     store_randval: bool = trait(False, "stores the random numbers of the dropout")
     deterministic: bool = trait(False, "sums dQ in a fixed order: bitwise equal results")
+    block_mask: bool = trait(False, "attends only to the blocks of queries and keys that a bitmap names")
 
 
 class Algorithm(TraitModel):
@@ -222,5 +223,11 @@ class Algorithm(TraitModel):
     num_stages: Count = trait(0, "tiles of K and V in shared memory at a time; 0: the pipeline decides")
 
 
-TRAITS = Traits(Signature, Algorithm, variant="mask_impl", later=("num_stages",), spelled={"num_stages": "stages"})
+TRAITS = Traits(
+    Signature,
+    Algorithm,
+    variant="mask_impl",
+    later=("num_stages", "block_mask"),
+    spelled={"num_stages": "stages"},
+)
 """Every trait of attention by name."""

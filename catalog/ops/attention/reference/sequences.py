@@ -208,6 +208,9 @@ class Head:
             visible &= (key >= diagonal - problem.window_left) | (key < problem.sink_size)
         if problem.window_right >= 0:
             visible &= key <= diagonal + problem.window_right
+        if problem.block_masked:
+            bitmap = sequence.inputs["block_mask"][sequence.index, self.index]
+            visible &= bitmap[query // problem.block_mask_q, key // problem.block_mask_kv] != 0
         return visible
 
 

@@ -1,4 +1,4 @@
-// Attention of one work item: some query rows of all heads that share a K/V head, against the keys they see.
+// Attention of one work item: some query rows of a group of heads that share a K/V head, against the keys they see.
 #pragma once
 
 #include "call.hpp"
@@ -16,6 +16,7 @@ template <class Row, bool partial>
 class Attention {
     using T = typename Row::dtype;
     using Memory = Scratch<Row>;
+    static_assert(!Row::block_mask || mask_step_kv % Memory::step == 0, "a tile that ends with a block has whole steps");
 
    public:
     Attention(const catalog_args& args, const WorkItem& item, std::int64_t most_rows, Memory& scratch)
@@ -28,7 +29,8 @@ class Attention {
               partial ? keys_of_split(seq.seqlen_k, item.split, args.num_splits, Row::tile_n0)
                       : KeyRange{0, seq.seqlen_k})),
           scores(args, seq, window),
-          heads(heads_per_kv_head(args)),
+          heads(heads_of_item<Row>(args)),
+          blocks(args, seq, item.group * heads),
           rows(std::min(most_rows, seq.seqlen_q * heads - item.first_row)),
           hdim_q(Row::pad_d ? static_cast<int>(args.hdim_q) : Row::hdim_q),
           hdim_v(Row::pad_dv ? static_cast<int>(args.hdim_v) : Row::hdim_v) {}
@@ -63,7 +65,7 @@ class Attention {
     void start() {
         std::int64_t query = item.first_row / heads, head = item.first_row % heads;
         for (std::int64_t i = 0; i < rows; ++i) {
-            const std::int64_t head_q = item.head_k * heads + head;
+            const std::int64_t head_q = item.group * heads + head;
             ItemRow& row = scratch.row[i] = {head_q, query, scores.query_scale(head_q, query), {}};
             Tile::pack_query(scratch, i, row_of<const T>(args.q, row), hdim_q);
             std::fill_n(scratch.o[i], Memory::columns, 0.0f);
@@ -76,9 +78,7 @@ class Attention {
         start<Tile>();
         const KeyRange seen =
             seen_by_some(window.visible(scratch.row[0].query), window.visible(scratch.row[rows - 1].query));
-        // Tiles start at multiples of tile_n0 whatever the item's first key, so that sums are the same for every
-        // division of rows.
-        const std::int64_t first_key = std::max(window.keys.begin, seen.begin / Row::tile_n0 * Row::tile_n0);
+        const std::int64_t first_key = std::max(window.keys.begin, blocks.tile_begin(seen.begin));
         if constexpr (Row::sink)
             attend_keys<Tile>(window.keys.begin, std::min({window.sinks, first_key, seen.end}));
         attend_keys<Tile>(first_key, seen.end);
@@ -87,27 +87,45 @@ class Attention {
     // Keys from `first` up to `end`; K and V may be NULL if there are none.
     template <class Tile>
     void attend_keys(std::int64_t first, std::int64_t end) {
-        const KvSource<Row> source(args, seq, item.head_k);
-        const auto tile_at = [&](std::int64_t key) {
-            const auto count = std::min<std::int64_t>(end - key, Row::tile_n0);
-            return source.tile(key, static_cast<int>(count), scratch.room[key / Row::tile_n0 % 2]);
+        const KvSource<Row> source(args, seq, item.group * heads / heads_per_kv_head(args));
+        const auto tile_of = [&](KeyRange range) {
+            const auto count = static_cast<int>(range.end - range.begin);
+            return source.tile(range.begin, count, scratch.room[range.begin / Row::tile_n0 % 2]);
         };
-        if (first >= end) return;
-        KvTile<Row> next = tile_at(first);
-        for (std::int64_t key = first; key < end; key += Row::tile_n0) {
-            const KeyRange range{key, std::min(key + Row::tile_n0, end)};
-            const int count = static_cast<int>(range.end - range.begin);
+        const auto from = [&](std::int64_t key) {
+            return blocks.next_tile(key, end, scratch.row[0].query, scratch.row[rows - 1].query);
+        };
+        KeyRange range = from(first);
+        if (range.empty()) return;
+        for (KvTile<Row> next = tile_of(range); !range.empty();) {
             const KvTile<Row> present = next;
-            if (range.end < end) next = tile_at(range.end);
+            const KeyRange following = from(range.end);
+            if (!following.empty()) next = tile_of(following);
             const Tile tile(scratch, present, next, hdim_q, hdim_v);
             if constexpr (has_key_scales<Row>) {
-                source.scales(args.k_descale, key, count, scratch.k_scales);
-                source.scales(args.v_descale, key, count, scratch.v_scales);
-                std::fill(scratch.k_scales + count, scratch.k_scales + Row::tile_n0, 0.0f);
-                std::fill(scratch.v_scales + count, scratch.v_scales + Row::tile_n0, 0.0f);
+                source.scales(args.k_descale, range.begin, present.count, scratch.k_scales);
+                source.scales(args.v_descale, range.begin, present.count, scratch.v_scales);
+                std::fill(scratch.k_scales + present.count, scratch.k_scales + Row::tile_n0, 0.0f);
+                std::fill(scratch.v_scales + present.count, scratch.v_scales + Row::tile_n0, 0.0f);
             }
             for (std::int64_t row = 0; row < rows; row += Row::tile_m0)
-                attend_tile(tile, range, row, static_cast<int>(std::min<std::int64_t>(Row::tile_m0, rows - row)));
+                attend_rows(tile, range, row, std::min<std::int64_t>(row + Row::tile_m0, rows));
+            range = following;
+        }
+    }
+
+    // The rows of a tile, up to `end`, that attend to its keys.
+    template <class Tile>
+    void attend_rows(const Tile& tile, KeyRange range, std::int64_t first_row, std::int64_t end) {
+        if constexpr (Row::block_mask) {
+            const std::int64_t last_query = item.first_row + end;
+            for (QueryRange run{item.first_row + first_row, 0};; run.begin = run.end) {
+                run = blocks.run_from(run.begin, last_query, range.begin);
+                if (run.empty()) return;
+                attend_tile(tile, range, run.begin - item.first_row, static_cast<int>(run.end - run.begin));
+            }
+        } else {
+            attend_tile(tile, range, first_row, static_cast<int>(end - first_row));
         }
     }
 
@@ -241,7 +259,9 @@ class Attention {
     const Window window;
     const Scores<Row> scores;
     const Dropout dropout{args};
-    const std::int64_t heads, rows;
+    const std::int64_t heads;
+    const BlockMask<Row> blocks;  // of the item's head, if it has a bitmap
+    const std::int64_t rows;
     const int hdim_q, hdim_v;
 };
 
@@ -262,6 +282,7 @@ inline bool has_tensors(const catalog_args& args) {
     if (reads.keys || (reads.queries && Row::qscale == Qscale::pertensor))
         if (Row::qscale != Qscale::none && !(args.k_descale.data && args.v_descale.data)) return false;
     if (reads.keys && (!args.k.data || !args.v.data || (Row::bias == Bias::bias && !args.bias.data))) return false;
+    if (reads.keys && Row::block_mask && !args.block_mask.data) return false;
     return pages_exist<Row>(args);
 }
 
@@ -271,7 +292,7 @@ inline std::int32_t launch_attention(const catalog_args* args) noexcept {
         if (!amx::multiplies_halves()) return launch_attention<SplitRow<Row>, partial>(args);
     if (!is_supported<Row>()) return CATALOG_UNSUPPORTED;
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
-    if (!has_tensors<Row, partial>(*args)) return CATALOG_BAD_ARGUMENT;
+    if (!valid_block_mask<Row>(*args) || !has_tensors<Row, partial>(*args)) return CATALOG_BAD_ARGUMENT;
     const int threads = threads_for(*args);
     WorkList list;
     if (!list.fill<Row>(*args, threads)) return CATALOG_NO_MEMORY;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "block_mask.hpp"
 #include "call.hpp"
 #include "launch.hpp"
 #include "host/pieces.hpp"
@@ -13,10 +14,10 @@ namespace catalog::host {
 // Query rows count the heads of a group fastest: row r is query r / heads of the group's head r % heads. So the rows of
 // a tile see nearly the same keys, and the heads of one decode step fill one tile.
 struct WorkItem {
-    std::int64_t split, sequence, head_k, first_row;
+    std::int64_t split, sequence, group, first_row;
 };
 
-// Work items of a launch: chunks of query rows, for every split and K/V head of every sequence.
+// Work items of a launch: chunks of query rows, for every split and group of heads of every sequence.
 class WorkList {
    public:
     std::int64_t size() const { return pieces.size(); }
@@ -26,17 +27,17 @@ class WorkList {
     WorkItem operator[](std::int64_t index) const {
         const Piece piece = pieces[index];
         const std::int64_t first_row = (piece.chunks - 1 - piece.chunk) * chunk;
-        return {piece.column / heads_k, piece.sequence, piece.column % heads_k, first_row};
+        return {piece.column / groups, piece.sequence, piece.column % groups, first_row};
     }
 
     // Large chunks share packed K/V tiles among more rows, small ones keep all threads busy. False: out of memory.
     template <class Row>
     bool fill(const catalog_args& args, int threads) {
         constexpr int items_per_thread = 4;
-        heads_k = args.nhead_k;
+        groups = Row::block_mask ? args.nhead_q : args.nhead_k;
         const auto divide = [&] {
-            return pieces.divide(args.batch, heads_k * args.num_splits, chunk, [&](std::int64_t sequence) {
-                return sequence_of<Row>(args, sequence).seqlen_q * heads_per_kv_head(args);
+            return pieces.divide(args.batch, groups * args.num_splits, chunk, [&](std::int64_t sequence) {
+                return sequence_of<Row>(args, sequence).seqlen_q * heads_of_item<Row>(args);
             });
         };
         chunk = Scratch<Row>::item_rows;
@@ -52,7 +53,7 @@ class WorkList {
 
    private:
     Pieces pieces;
-    std::int64_t heads_k;
+    std::int64_t groups;  // of heads
 };
 
 // Calls body(index, scratch) for every index below `items`, on all threads, each with its own scratch.

@@ -31,6 +31,8 @@ typedef struct catalog_args {
      * that has 8 bits */
     catalog_tensor bias;
     catalog_tensor alibi_slopes; /* float32, (batch, nhead_q) */
+    /* uint8, (batch, nhead_q, blocks of seqlen_q, blocks of seqlen_k); 0: nobody sees the block */
+    catalog_tensor block_mask;
     catalog_tensor sink; /* float32, (nhead_q): one more logit a row, without a value; NULL: none */
     catalog_tensor randval; /* uint8, like bias; the random byte of every weight; NULL: not wanted */
     catalog_tensor rng_state; /* uint64, (2): seed and offset of the dropout; NULL: zeros */
@@ -91,6 +93,8 @@ typedef struct catalog_args {
     int64_t rotary_dim; /* leading elements of a head that are rotated, even */
     int64_t block_scale_size_q; /* tokens that share a block scale */
     int64_t block_scale_size_kv;
+    int64_t block_mask_q; /* queries of a block of block_mask */
+    int64_t block_mask_kv; /* keys of a block of block_mask */
     int64_t num_splits; /* parts that the keys are divided into, at least 1 */
     int64_t tokens_q; /* queries of all sequences together */
 

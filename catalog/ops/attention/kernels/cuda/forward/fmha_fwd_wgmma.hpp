@@ -1,8 +1,9 @@
 // Forward attention for Hopper, specialised for one row of the catalog: family fwd, pipeline sm90_wgmma.
 //
 // A block has one warpgroup that loads, a single thread of it through TMA, and one for every 64 of its tile_m0 queries
-// that compute. Where elements have 8 bits, the other warps of the first one transpose values. A block works on tile after tile, so that the loads of the next tile hide behind the products of this
-// one. The structure, warpgroups that load and warpgroups that compute, is that of FlashAttention-3.
+// that compute. Where elements have 8 bits, the other warps of the first one transpose values. A block works on tile
+// after tile, so that the loads of the next tile hide behind the products of this one. The structure, warpgroups that
+// load and warpgroups that compute, is that of FlashAttention-3.
 //
 // On an H200 the tensor cores are busy for 84 % of the time (bf16, hdim 128, 8192 keys), at a clock that the power
 // limit holds at 1.66 GHz. Slower were: the first product of the next tile together with the last one of this; two
@@ -60,16 +61,17 @@ class FwdProducer {
         const int head_k = work.head / call.heads_per_kv_head;
         const RaggedRows keys = rows_of(call.k, work, head_k, work.first_k, work.seqlen_k);
         const RaggedRows values = rows_of(call.v, work, head_k, work.first_k, work.seqlen_k);
-        int block = work.end_block - 1;
+        int block = work.end_block - 1, before = block;
         load_k(keys, block);
         load_q(rows_of(call.q, work, work.head, work.first_q, work.seqlen_q), work.first_query);
-        if constexpr (Row::sink) work.cross_gap(block);
+        if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         while (--block >= work.first_block) {
             load_k(keys, block);
-            load_v(values, work.across_gap(block + 1));
-            if constexpr (Row::sink) work.cross_gap(block);
+            load_v(values, Row::block_mask ? before : work.across_gap(block + 1));
+            before = block;
+            if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         }
-        load_v(values, work.across_gap(block + 1));
+        load_v(values, Row::block_mask ? before : work.across_gap(block + 1));
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {

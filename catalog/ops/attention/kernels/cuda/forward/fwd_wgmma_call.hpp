@@ -56,6 +56,9 @@ struct FwdCall {
     std::uint8_t* randval;
     ByteStrides randval_strides;
     Descales q_descales, k_descales, v_descales;
+    const std::uint8_t* block_mask;
+    ByteStrides block_mask_strides;
+    int block_mask_q, block_mask_kv;  // in tiles
 };
 
 // Of the panels in which a tensor of this head dim is loaded: rows of 128 bytes where these divide it, or 64.
@@ -83,6 +86,13 @@ inline bool valid_fwd(const catalog_args& args) {
         return false;
     // The largest score is that of the largest product.
     return args.scale >= 0.0f;
+}
+
+// Whether the blocks of the block mask are whole tiles.
+template <class Row>
+inline bool valid_block_mask(const catalog_args& args) {
+    const auto fits = [](std::int64_t size, int tile) { return 0 < size && size <= 0x7fffffff && size % tile == 0; };
+    return !Row::block_mask || (fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, Row::tile_n0));
 }
 
 // Whether TMA and 16-byte accesses reach every row.
@@ -157,6 +167,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (Row::qscale != Qscale::none && keys &&
         (!args.q_descale.data || !args.k_descale.data || !args.v_descale.data))
         return CATALOG_BAD_ARGUMENT;
+    if (!valid_block_mask<Row>(args) || (Row::block_mask && keys && !args.block_mask.data)) return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
@@ -211,6 +222,10 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.q_descales = descales_of(args.q_descale, in_blocks ? args.block_scale_size_q : most_tokens);
     call.k_descales = descales_of(args.k_descale, in_blocks ? args.block_scale_size_kv : most_tokens);
     call.v_descales = descales_of(args.v_descale, in_blocks ? args.block_scale_size_kv : most_tokens);
+    call.block_mask = static_cast<const std::uint8_t*>(args.block_mask.data);
+    call.block_mask_strides = {args.block_mask.stride_batch, args.block_mask.stride_nhead, args.block_mask.stride_seqlen};
+    call.block_mask_q = static_cast<int>(args.block_mask_q / Row::tile_m0);
+    call.block_mask_kv = static_cast<int>(args.block_mask_kv / Row::tile_n0);
     call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));
     call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
     // Above zero, lest an unseen key's -infinity become a NaN.

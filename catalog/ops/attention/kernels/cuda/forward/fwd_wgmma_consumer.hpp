@@ -85,19 +85,19 @@ class FwdConsumer {
         int block = work.end_block - 1;
         for (; block >= mine.end; --block) {
             pass(work, block);
-            if constexpr (Row::sink) work.cross_gap(block);
+            if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         }
-        if (mine.begin < mine.end) {
+        if (mine.begin < mine.end && (!Row::block_mask || block >= mine.begin)) {
             begin(softmax, block * keys, block + 1 < work.end_block, block == work.first_block,
                   block >= whole_begin && block < whole_end);
-            if constexpr (Row::sink) work.cross_gap(block);
+            if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
             while (--block >= mine.begin) {
                 const bool last = block == work.first_block;
                 if (block >= whole_begin && block < whole_end)
                     step<false>(softmax, block * keys, last);
                 else
                     step<true>(softmax, block * keys, last);
-                if constexpr (Row::sink) work.cross_gap(block);
+                if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
             }
             barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
             multiply_p_v();
@@ -108,7 +108,10 @@ class FwdConsumer {
         } else {
             meanwhile();
         }
-        for (; block >= work.first_block; --block) pass(work, block);
+        for (; block >= work.first_block; --block) {
+            pass(work, block);
+            if constexpr (Row::block_mask) work.cross_gap(block);
+        }
     }
 
     // A block that only other warpgroups see. It is waited for: what is released before it is there would count for the

@@ -84,6 +84,7 @@ template <class Row>
 struct Work {
     static constexpr bool group = Row::mode == Mode::group;
     static constexpr bool masked = Row::mask != Mask::none;
+    static constexpr bool has_gaps = Row::sink || Row::block_mask;
 
     int head, batch, first_query;  // the tile's first, of its sequence
     int seqlen_q, seqlen_k;
@@ -93,6 +94,8 @@ struct Work {
     int first_block, end_block;     // of keys
     int sinks;                      // first keys that queries see although left of the window; 0 unless Row::sink
     KeyRange gap;                   // blocks between sinks and window, which nobody sees; for Row::sink
+    const std::uint8_t* bitmap;     // of the tile's queries: a byte for `entry_blocks` blocks; for Row::block_mask
+    int entry_blocks;
 
     __device__ __forceinline__ Work(const FwdCall& call, const TileIndex& index) {
         head = index.head;
@@ -128,6 +131,14 @@ struct Work {
             gap = {(sinks + Row::tile_n0 - 1) / Row::tile_n0, visible(first_query).begin / Row::tile_n0};
             if (end_block <= gap.end) end_block = min(end_block, gap.begin);  // the windows are empty
         }
+        if constexpr (Row::block_mask) {
+            const ByteStrides& strides = call.block_mask_strides;
+            const std::int64_t row = index.block / call.block_mask_q;
+            bitmap = call.block_mask + batch * strides.batch + head * strides.nhead + row * strides.seqlen;
+            entry_blocks = call.block_mask_kv;
+            end_block = last_named(end_block - 1) + 1;
+            if (has_keys()) first_block = max(first_block, entry<1>(first_block / entry_blocks) * entry_blocks);
+        }
     }
 
     // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's
@@ -143,7 +154,10 @@ struct Work {
 
     // Blocks are visited from the last to the first. From the one behind the gap to the gap's other side, and back:
     __device__ __forceinline__ void cross_gap(int& block) const {
-        if (block == gap.end) block = min(gap.begin, gap.end);
+        if constexpr (Row::sink)
+            if (block == gap.end) block = min(gap.begin, gap.end);
+        if constexpr (Row::block_mask)
+            if (block % entry_blocks == 0) block = last_named(block - 1) + 1;
     }
     __device__ __forceinline__ int across_gap(int block) const {
         return Row::sink && block == gap.begin ? max(gap.begin, gap.end) : block;
@@ -152,6 +166,31 @@ struct Work {
     __device__ __forceinline__ int visited_blocks() const {
         const int skipped = Row::sink ? max(gap.end - max(gap.begin, first_block), 0) : 0;
         return end_block - first_block - (end_block > gap.end ? skipped : 0);
+    }
+
+    // The last block up to `block` that the bitmap names, or the one before the first block.
+    __device__ __forceinline__ int last_named(int block) const {
+        if (block < first_block) return first_block - 1;
+        const int found = entry<-1>(block / entry_blocks);
+        return found < first_block / entry_blocks ? first_block - 1 : min(block, (found + 1) * entry_blocks - 1);
+    }
+
+    // The nearest entry of the bitmap that is not 0, from `at` on in this direction; the first or last block's neighbour
+    // if there is none. Several at a time: each load takes as long as all.
+    template <int direction>
+    __device__ __forceinline__ int entry(int at) const {
+        constexpr int loads = 8;
+        const int first = first_block / entry_blocks, last = (end_block - 1) / entry_blocks;
+        for (; first <= at && at <= last; at += loads * direction) {
+            std::uint32_t named = 0;
+#pragma unroll
+            for (int i = 0; i < loads; ++i) {
+                const int next = at + i * direction;
+                if (first <= next && next <= last && bitmap[next]) named |= 1u << i;
+            }
+            if (named) return at + (__ffs(named) - 1) * direction;
+        }
+        return direction > 0 ? last + 1 : first - 1;
     }
 
     __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }

@@ -1,0 +1,163 @@
+"""Attention to some blocks of keys: ``block_sparse_attention``, and its operator ``catalog::block_sparse``."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import library
+from torch.nn.functional import pad
+
+from catalog.errors import TensorError, UsageError
+from catalog.ops.attention.problem import Problem
+from catalog.torch import watchers
+from catalog.torch.calls import HDIM_STEP, Layout, Shape, answer, arch_of, dtype_of, on_nvidia, sizes_of
+from catalog.torch.inputs import autocast_all
+from catalog.torch.sdpa import four_axes, has_tokens_first, with_positive_scale
+
+_library = library.Library("catalog", "FRAGMENT")
+_library.define(
+    "block_sparse(Tensor q, Tensor k, Tensor v, Tensor block_mask, int block_q, int block_kv, str layout, bool causal, "
+    "float? scale) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def block_sparse_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block_mask: torch.Tensor,
+    *,
+    block_size: tuple[int, int] = (128, 128),
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention of queries to the blocks of keys that ``block_mask`` shows. The work of other blocks is skipped.
+
+    What :func:`torch.nn.functional.scaled_dot_product_attention` computes with ``block_mask`` expanded to queries and
+    keys. A row that sees no key yields zeros. There are no gradients. Under :class:`torch.autocast` tensors are cast as
+    PyTorch's own function casts them. Tensors may have any strides; only tensors with a strided last axis are copied.
+
+    Args:
+        query: (..., heads, queries, head dim), float32, float16 or bfloat16. Leading axes are optional, and broadcast.
+        key: (..., heads, keys, head dim), of the type of query.
+        value: (..., heads, keys, head dim of the result), of the type of query.
+        block_mask: bool or uint8, what broadcasts to (..., heads, blocks of queries, blocks of keys): a block that is
+            False or 0 is not seen. Of a ``BlockMask`` of FlexAttention, all blocks full, it is ``to_dense() != 0``.
+        block_size: the queries and keys of a block. On a CPU they are multiples of 16 and 32, on a GPU of a kernel's
+            tile: (64, 64) and (128, 128) have kernels for all head dims.
+        causal: query i sees the keys up to i, of those that ``block_mask`` shows.
+        scale: factor of the scores; default 1 / sqrt(head dim).
+        enable_gqa: key and value may have fewer heads than query, by a divisor.
+
+    Returns:
+        (..., heads, queries, head dim of value), of the type of query. In memory tokens come before heads where they
+        do in query, else it is dense.
+
+    Raises:
+        TensorError: shapes, types or devices of the tensors do not match, or no kernel accepts their type.
+        UsageError: query, key or value requires a gradient, or a block has no queries or keys.
+        ProblemError: an option is out of range.
+        SelectionError: no kernel of the arch supports the call; the message says what is missing.
+        DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+        raise UsageError(
+            "the catalog's block-sparse attention has no gradient",
+            hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention.",
+        )
+    if len(block_size) != 2 or min(block_size) < 1:
+        raise UsageError(f"block_size is {block_size}: expected the queries and the keys of a block, each at least 1")
+    query, key, value = autocast_all(query, key, value)
+    query, key, value, batch = four_axes(query, key, value, enable_gqa)
+    blocks = tuple(-(-tensor.shape[2] // size) for tensor, size in zip((query, key), block_size, strict=True))
+    bitmap = _bitmap_of(block_mask, (*batch, *blocks)).reshape(*query.shape[:2], *blocks)
+    query, scale = with_positive_scale(query, scale)
+    tokens_first = has_tokens_first(query)
+    layout: Layout = "bshd" if tokens_first else "bhsd"
+    if tokens_first:
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    inputs = (query, key, value, bitmap, *block_size, layout, causal, scale)
+    computed = _run if watchers.unwatched((query, key, value, bitmap)) else torch.ops.catalog.block_sparse.default
+    o: torch.Tensor = computed(*inputs)
+    if tokens_first:
+        o = o.transpose(1, 2)
+    return o if len(batch) == 2 else o.reshape(*batch, *o.shape[2:])
+
+
+def _bitmap_of(block_mask: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
+    """The bitmap that kernels read, uint8, expanded to the axes ``blocks``.
+
+    Raises:
+        TensorError: it is neither bool nor uint8, or does not broadcast.
+    """
+    if block_mask.dtype not in (torch.bool, torch.uint8):
+        raise TensorError(
+            f"block_mask is {block_mask.dtype}: expected torch.bool or torch.uint8",
+            hint="Say which blocks are seen: block_mask != 0.",
+        )
+    try:
+        return block_mask.contiguous().view(torch.uint8).expand(blocks)
+    except RuntimeError:
+        raise TensorError(
+            f"block_mask {tuple(block_mask.shape)} does not broadcast to (..., heads, blocks of queries, blocks of "
+            f"keys), {blocks}"
+        ) from None
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_mask: torch.Tensor,
+    block_q: int,
+    block_kv: int,
+    layout: Layout,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    hdim_q, hdim_v = q.shape[-1], v.shape[-1]
+    if (hdim_q % HDIM_STEP or hdim_v % HDIM_STEP) and on_nvidia(q):
+        q, k, v = (pad(tensor, (0, -tensor.shape[-1] % HDIM_STEP)) for tensor in (q, k, v))
+        scale = 1 / math.sqrt(hdim_q) if scale is None else scale
+    problem = _problem_of(q.dtype, (q.shape, k.shape, v.shape), (block_q, block_kv), layout, causal, scale)
+    tensors = {"q": q, "k": k, "v": v, "block_mask": block_mask}
+    return answer(problem, arch_of(q.device), tensors)["o"][..., :hdim_v]
+
+
+@lru_cache(maxsize=16_384)
+def _problem_of(
+    dtype: torch.dtype,
+    shapes: tuple[Shape, Shape, Shape],
+    block_size: tuple[int, int],
+    layout: Layout,
+    causal: bool,
+    scale: float | None,
+) -> Problem:
+    of_q, of_k, of_v = (sizes_of(shape, layout) for shape in shapes)
+    return Problem(
+        dtype=dtype_of(dtype),
+        layout=layout,
+        batch=of_q.batch,
+        nhead_q=of_q.heads,
+        nhead_k=of_k.heads,
+        seqlen_q=of_q.tokens,
+        seqlen_k=of_k.tokens,
+        hdim_q=of_q.hdim,
+        hdim_v=of_v.hdim,
+        mask="top_left" if causal else "no",
+        scale=scale,
+        block_mask_q=block_size[0],
+        block_mask_kv=block_size[1],
+    )
+
+
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+_library.impl("block_sparse", _run, "CompositeExplicitAutograd")
+library.register_fake("catalog::block_sparse", _fake, lib=_library)

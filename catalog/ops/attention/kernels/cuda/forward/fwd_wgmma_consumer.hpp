@@ -76,7 +76,9 @@ class FwdConsumer {
     __device__ __forceinline__ void attend(const Work<Row>& work, Softmax<Row>& softmax, const Function& meanwhile) {
         const int group_query = work.first_query + 64 * group;
         // Blocks that some of the warpgroup's rows see, and those that all of them see whole.
-        const KeyRange mine = work.blocks_of(group_query, 64);
+        KeyRange mine = work.blocks_of(group_query, 64);
+        if constexpr (Row::block_mask)
+            mine = {max(mine.begin, work.first_block), max(mine.end, work.first_block)};
         const KeyRange of_first = work.visible(group_query), of_last = work.visible(group_query + 63);
         const int whole_begin = (of_last.begin + keys - 1) / keys, whole_end = of_first.end / keys;
 

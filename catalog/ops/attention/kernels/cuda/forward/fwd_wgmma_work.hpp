@@ -96,6 +96,8 @@ struct Work {
     KeyRange gap;                   // blocks between sinks and window, which nobody sees; for Row::sink
     const std::uint8_t* bitmap;     // of the tile's queries: a byte for `entry_blocks` blocks; for Row::block_mask
     int entry_blocks;
+    mutable std::uint32_t entries;  // a bit for each of 32 entries of the bitmap: those from 32 * `word` on
+    mutable int word;
 
     __device__ __forceinline__ Work(const FwdCall& call, const TileIndex& index) {
         head = index.head;
@@ -136,8 +138,9 @@ struct Work {
             const std::int64_t row = index.block / call.block_mask_q;
             bitmap = call.block_mask + batch * strides.batch + head * strides.nhead + row * strides.seqlen;
             entry_blocks = call.block_mask_kv;
+            word = -1;
             end_block = last_named(end_block - 1) + 1;
-            if (has_keys()) first_block = max(first_block, entry<1>(first_block / entry_blocks) * entry_blocks);
+            if (has_keys()) first_block = max(first_block, first_named_entry() * entry_blocks);
         }
     }
 
@@ -170,27 +173,34 @@ struct Work {
 
     // The last block up to `block` that the bitmap names, or the one before the first block.
     __device__ __forceinline__ int last_named(int block) const {
-        if (block < first_block) return first_block - 1;
-        const int found = entry<-1>(block / entry_blocks);
-        return found < first_block / entry_blocks ? first_block - 1 : min(block, (found + 1) * entry_blocks - 1);
+        const int first = first_block / entry_blocks;
+        for (int at = block / entry_blocks; block >= first_block && at >= first; at = 32 * word - 1) {
+            load_entries(at / 32);
+            const std::uint32_t up_to = entries << (31 - at % 32);
+            const int found = at - __clz(static_cast<int>(up_to));
+            if (up_to) return found < first ? first_block - 1 : min(block, (found + 1) * entry_blocks - 1);
+        }
+        return first_block - 1;
     }
 
-    // The nearest entry of the bitmap that is not 0, from `at` on in this direction; the first or last block's neighbour
-    // if there is none. Several at a time: each load takes as long as all.
-    template <int direction>
-    __device__ __forceinline__ int entry(int at) const {
-        constexpr int loads = 8;
-        const int first = first_block / entry_blocks, last = (end_block - 1) / entry_blocks;
-        for (; first <= at && at <= last; at += loads * direction) {
-            std::uint32_t named = 0;
-#pragma unroll
-            for (int i = 0; i < loads; ++i) {
-                const int next = at + i * direction;
-                if (first <= next && next <= last && bitmap[next]) named |= 1u << i;
-            }
-            if (named) return at + (__ffs(named) - 1) * direction;
+    // The first entry from the first block's on that is not 0. There is one.
+    __device__ __forceinline__ int first_named_entry() const {
+        for (int at = first_block / entry_blocks;; at = 32 * word + 32) {
+            load_entries(at / 32);
+            const std::uint32_t from = entries >> at % 32;
+            if (from) return at + __ffs(static_cast<int>(from)) - 1;
         }
-        return direction > 0 ? last + 1 : first - 1;
+    }
+
+    // Several at a time, for which registers of the warp that loads suffice: the first load takes as long as all.
+    __device__ __forceinline__ void load_entries(int wanted) const {
+        if (wanted == word) return;
+        word = wanted;
+        entries = 0;
+        const int end = (end_block + entry_blocks - 1) / entry_blocks;
+#pragma unroll 8
+        for (int i = 0; i < 32; ++i)
+            if (32 * word + i < end && bitmap[32 * word + i]) entries |= 1u << i;
     }
 
     __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }

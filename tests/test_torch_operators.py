@@ -186,6 +186,20 @@ def test_new_lengths_need_no_builder_and_are_right(monkeypatch):
     decode(6)
 
 
+def test_a_backward_does_not_read_the_lengths_again(monkeypatch):
+    """For the starts of sequences on a GPU it would wait. Starts that have changed meanwhile are refused."""
+    q, k, v = (normal(9, 2, 16, seed=seed).requires_grad_() for seed in range(3))
+    starts = torch.tensor([0, 4, 9], dtype=torch.int32)
+    o, again = (flash_attn_varlen_func(q, k, v, starts, starts, 5, 5, causal=True) for _ in range(2))
+    expected = torch.autograd.grad(o.sum(), (q, k, v), retain_graph=True)
+    monkeypatch.setattr(ops, "_lengths", lambda _: pytest.fail("the lengths were read again"))
+    for gradient, wanted in zip(torch.autograd.grad(again.sum(), (q, k, v)), expected, strict=True):
+        assert torch.equal(gradient, wanted)
+    starts[1] = 5
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(o.sum(), (q, k, v))
+
+
 def test_long_keys_of_few_heads_are_divided_among_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("CATALOG_NUM_THREADS", "2")
     settings.cache_clear()

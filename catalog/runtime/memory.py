@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from catalog.errors import ProblemError
-from catalog.ops import operation, operation_of
+from catalog.ops import operation_of
 from catalog.schema.problem import Problem
 
-_ALWAYS_THERE = 2**24
+ALWAYS_THERE = 2**24
 """Bytes that every process has: more than this is compared with what the machine and the process may use."""
 
 
@@ -33,15 +33,6 @@ def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
     ``num_splits`` is the number of parts of the work; 0: the problem's own, at least one.
     """
     return problem.bytes + sum(_workspace(problem, num_splits).values())
-
-
-def surely_fits(problem: Problem) -> bool:
-    """Whether a run fits into this machine's memory for any number of splits: a cheap first check."""
-    needed = problem.form.bytes_at(problem.extents)
-    if problem.divided:
-        of = operation(problem.operation)
-        needed += sum(of.partial_bytes(problem, of.most_splits(problem)).values())
-    return needed <= _ALWAYS_THERE or needed <= memory_bytes()
 
 
 def check_memory(problem: Problem) -> None:

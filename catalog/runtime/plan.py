@@ -365,7 +365,7 @@ class Plan:
         Raises:
             DeviceError: the workspace would be larger than any memory.
         """
-        if not self.problem.divided:
+        if not self.problem.form.divided:
             return NO_WORKSPACE
         threads, agreed = device.threads, self._agreed
         if agreed is None or agreed[0] != threads:

@@ -110,7 +110,8 @@ class Planners:
         Raises:
             SelectionError, ProblemError, ChoicesError: as :meth:`catalog.Catalog.select`.
         """
-        self._follow_settings()
+        if settings.settings() is not self._settings:
+            self._follow_settings()
         usual = problem.operation, *key[1:]
         planner = self._usual.get(usual)
         if planner is not None:

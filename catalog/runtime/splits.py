@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.backends import backend_of
 from catalog.ops import operation
-from catalog.runtime.memory import check_room, surely_fits
+from catalog.runtime import memory
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.workspace import NO_WORKSPACE, Workspace
@@ -34,7 +34,7 @@ def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_spli
     Raises:
         DeviceError: the workspace would be larger than any memory.
     """
-    if not problem.divided:
+    if not problem.form.divided:
         return NO_WORKSPACE
     needed: list[Any] = []
     if args is None:
@@ -54,5 +54,12 @@ def check_fits(problem: Problem, kernels: Sequence[Kernel], host: HostDevice | N
     Raises:
         ProblemError: as :func:`~catalog.runtime.memory.check_room`.
     """
-    if host is not None and not surely_fits(problem):
-        check_room(problem, wanted_splits(problem, kernels, host.threads))
+    if host is None:
+        return
+    form = problem.form
+    most = form.bytes_at(problem.extents)
+    if form.divided:
+        of = operation(problem.operation)
+        most += sum(of.partial_bytes(problem, of.most_splits(problem)).values())
+    if most > memory.ALWAYS_THERE and most > memory.memory_bytes():
+        memory.check_room(problem, wanted_splits(problem, kernels, host.threads))

@@ -154,11 +154,7 @@ class Problem(BaseModel):
         Raises:
             ProblemError: as in the constructor.
         """
-        certain = self.form.certain_sizes(sizes)
-        if certain is not None:
-            return cast("Self", self.form.problem(certain))
-        fields = {name: value for name, value in self.model_dump().items() if name not in self.sizes}
-        return type(self)(**{**fields, **sizes})
+        return cast("Self", self.form.resized(sizes))
 
     def sizing(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
         """What returns all sizes of a problem of this form, with defaults for those not stated, if certainly valid.

@@ -36,6 +36,7 @@ class Form:
         self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
         self._class: type[Problem] = type(blank)
         self.names = set(self._class.model_fields)
+        self.divided: bool = blank.divided
         self.sizes_of = _picker(self._class.sizes)
 
     def __repr__(self) -> str:
@@ -47,9 +48,13 @@ class Form:
         sizing: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = self.blank.sizing()
         return sizing
 
-    def problem(self, sizes: Mapping[str, Any]) -> Any:
-        """The problem of this form with these sizes, the result of :attr:`certain_sizes`."""
-        fields = {**self.fields, **sizes}
+    def resized(self, sizes: Mapping[str, Any]) -> Any:
+        """As :meth:`Problem.resized`."""
+        certain = self.certain_sizes(sizes)
+        if certain is None:
+            others = {name: value for name, value in self.blank.model_dump().items() if name not in self._class.sizes}
+            return self._class(**{**others, **sizes})
+        fields = {**self.fields, **certain}
         fields["identity"] = self, *self.sizes_of(fields)
         # As pydantic's model_construct, without validation: the form's fields and these sizes are known to be valid.
         problem, assign = object.__new__(self._class), object.__setattr__
@@ -86,20 +91,24 @@ class Form:
         return canonical(self.blank.kind_fields())
 
     @cached_property
-    def _bytes(self) -> list[tuple[tuple[str, ...], int]]:
-        """Pairs of axis names and the bytes, of all tensors that a run needs, for each element along these axes."""
+    def _bytes(self) -> tuple[int, list[tuple[str, int]], list[tuple[tuple[str, ...], int]]]:
+        """Bytes of all tensors that a run needs: a constant, by extent of one axis, by product of several axes."""
         bytes_along: dict[tuple[str, ...], int] = {}
         for tensor in self.tensors.values():
             if not tensor.optional:
                 named = tuple(sorted(axis for axis in tensor.axes if isinstance(axis, str)))
                 fixed = math.prod(axis for axis in tensor.axes if isinstance(axis, int))
                 bytes_along[named] = bytes_along.get(named, 0) + fixed * bytes_of_element(tensor.element)
-        return list(bytes_along.items())
+        constant = bytes_along.pop((), 0)
+        single = [(axes[0], size) for axes, size in bytes_along.items() if len(axes) == 1]
+        return constant, single, [(axes, size) for axes, size in bytes_along.items() if len(axes) > 1]
 
     def bytes_at(self, extents: Mapping[str, int]) -> int:
         """Bytes of all tensors that a run needs at these extents."""
-        total = 0
-        for axes, size in self._bytes:
+        total, single, several = self._bytes
+        for axis, size in single:
+            total += size * extents[axis]
+        for axes, size in several:
             of_these = size
             for axis in axes:
                 of_these *= extents[axis]

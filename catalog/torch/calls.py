@@ -145,12 +145,35 @@ def problem_of(case: Case) -> Problem:
     about = (dims, case[:_SIZED])
     form = _forms.get(about)
     if form is not None:
-        certain = form.certain_sizes(sizes)
-        problem: Problem = form.blank.resized(**sizes) if certain is None else form.problem(certain)
-        return problem
+        resized: Problem = form.resized(sizes)
+        return resized
+    return _remembered(about, Problem(**_fields(case, dims), **sizes))
+
+
+@lru_cache(maxsize=16_384)
+def gradient_of(problem: Problem, dbias: bool, dlse: bool, deterministic: bool) -> Problem:
+    """The problem of the gradients of a forward, as :func:`problem_of` makes it of the case ``bwd``.
+
+    Raises:
+        ProblemError: as :func:`problem_of`.
+    """
+    sizes: dict[str, Any] = {"seqlens_q": problem.seqlens_q, "seqlens_k": problem.seqlens_k}
+    if problem.seqlens_q is None:
+        sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
+    about = (problem.form, dbias, dlse, deterministic)
+    form = _forms.get(about)
+    if form is not None:
+        resized: Problem = form.resized(sizes)
+        return resized
+    alike = problem.model_dump(exclude={"op", "lse", "num_splits", *problem.sizes})
+    features = {"dbias": dbias, "dlse": dlse, "deterministic": deterministic}
+    return _remembered(about, Problem(op="bwd", **{**alike, **features}, **sizes))
+
+
+def _remembered(about: tuple[Any, ...], problem: Problem) -> Problem:
+    """The problem, whose form is kept for others of other sizes."""
     if len(_forms) >= _MOST_FORMS:
         _forms.clear()
-    problem = Problem(**_fields(case, dims), **sizes)
     _forms[about] = problem.form
     return problem
 

@@ -22,6 +22,7 @@ from torch import library
 from torch.nn.functional import pad
 
 from catalog.errors import TensorError, UsageError
+from catalog.ops.attention.problem import Problem
 from catalog.torch import watchers
 from catalog.torch.calls import (
     HDIM_STEP,
@@ -30,10 +31,12 @@ from catalog.torch.calls import (
     Options,
     Shape,
     answer,
-    call,
+    arch_of,
     call_elsewhere,
+    gradient_of,
     on_nvidia,
     plain_problem,
+    problem_of,
     sizes_of,
     splits_keys,
 )
@@ -125,8 +128,8 @@ def _computed(
     rng_state: Optional,
     *,
     options: Options,
-) -> tuple[torch.Tensor, torch.Tensor, Case | None]:
-    """O, LSE, and the case that they were computed as, if there is one: the backward's differs in features only."""
+) -> tuple[torch.Tensor, torch.Tensor, Problem]:
+    """O, LSE, and the problem that they answer."""
     paged = block_table is not None
     plain = bias is None and alibi_slopes is None and rng_state is None
     dense = cu_seqlens_q is None and cu_seqlens_k is None and not paged
@@ -135,7 +138,7 @@ def _computed(
         op = "splitkv" if long and _splits_keys(q, k, options) else "fwd"
         problem = plain_problem(op, options, q.dtype, q.shape, k.shape, v.shape)
         results = answer(problem, "host", {"q": q, "k": k, "v": v})
-        return results["o"], results["lse"], None
+        return results["o"], results["lse"], problem
     lengths_q = _lengths(cu_seqlens_q)
     splits = plain and q.is_cuda and _splits_keys(q, k, options)
     case = Case(
@@ -156,8 +159,9 @@ def _computed(
     tensors = [("q", q), (f"k{suffix}", k), (f"v{suffix}", v), *_features(bias, alibi_slopes, rng_state)]
     if block_table is not None and cu_seqlens_k is not None:
         tensors += [("block_table", block_table), ("seqlens_k", torch.diff(cu_seqlens_k).to(q.device))]
-    results = call(case, q.device, tensors)
-    return results["o"], results["lse"], case
+    problem = problem_of(case)
+    results = answer(problem, arch_of(q.device), dict(tensors))
+    return results["o"], results["lse"], problem
 
 
 def _splits_keys(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
@@ -199,11 +203,11 @@ def _run_bwd(
         lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         0,
     )
-    return _gradients(case, grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
+    return _gradients(problem_of(case), grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
 
 
 def _gradients(
-    case: Case,
+    problem: Problem,
     grad_o: torch.Tensor,
     grad_lse: Optional,
     q: torch.Tensor,
@@ -215,12 +219,13 @@ def _gradients(
     alibi_slopes: Optional,
     rng_state: Optional,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK, dV, and dbias, which is empty if the case is without."""
-    tensors = [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("do", grad_o)]
+    """dQ, dK, dV, and dbias, which is empty if the problem is without."""
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": grad_o}
     if grad_lse is not None:
-        tensors.append(("dlse", grad_lse))
-    results = call(case, q.device, [*tensors, *_features(bias, alibi_slopes, rng_state)])
-    return results["dq"], results["dk"], results["dv"], results["dbias"] if case.dbias else q.new_empty(0)
+        tensors["dlse"] = grad_lse
+    tensors.update(_features(bias, alibi_slopes, rng_state))
+    results = answer(problem, arch_of(q.device), tensors)
+    return results["dq"], results["dk"], results["dv"], results["dbias"] if problem.dbias else q.new_empty(0)
 
 
 def _features(bias: Optional, alibi_slopes: Optional, rng_state: Optional) -> list[tuple[str, torch.Tensor]]:
@@ -301,7 +306,7 @@ _BACKWARD = (
 
 _BIAS, _TABLE, _RNG = 3, 7, 8
 _TENSORS = 9
-_SOFT_CAP, _DROPOUT = (Options._fields.index(name) for name in ("soft_cap", "dropout"))
+_SOFT_CAP, _DROPOUT, _DETERMINISTIC = map(Options._fields.index, ("soft_cap", "dropout", "deterministic"))
 """Places of tensors among the inputs of the forward, their number, and places of options."""
 
 
@@ -316,9 +321,9 @@ class _Attention(torch.autograd.Function):
                 "the catalog's backward has no dropout together with a soft cap of the scores",
                 hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention, a score_mod.",
             )
-        ctx.case = None
+        ctx.problem = None
         if keys is None:
-            o, lse, ctx.case = _computed(*inputs[:_TENSORS], options=Options(*options))
+            o, lse, ctx.problem = _computed(*inputs[:_TENSORS], options=Options(*options))
         else:
             o, lse = below(torch.ops.catalog.fwd.default, keys, inputs)
         ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
@@ -344,11 +349,11 @@ class _Attention(torch.autograd.Function):
             and watchers.alike(grad_o, o)
             and (grad_lse is None or watchers.alike(grad_lse, lse))
         ):
-            if ctx.case is None:
+            if ctx.problem is None:
                 gradients = _run_bwd(*tensors, dbias, *ctx.options)
             else:  # lengths are not read again: a GPU would be waited for
-                case = ctx.case._replace(op="bwd", dbias=dbias, dlse=grad_lse is not None)
-                gradients = _gradients(case, grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
+                problem = gradient_of(ctx.problem, dbias, grad_lse is not None, ctx.options[_DETERMINISTIC])
+                gradients = _gradients(problem, grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
         else:
             gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest

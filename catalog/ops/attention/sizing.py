@@ -85,7 +85,7 @@ def _integers(lengths: Any) -> bool:
     return True
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _of_lengths(q: tuple[int, ...], k: tuple[int, ...]) -> _Certain | None:
     """The sizes of packed sequences, which a forward and its backward share."""
     tokens_q = tokens_k = sum(q)

@@ -115,7 +115,7 @@ class FastPath:
         sizes = shapes.pick(arguments.sizes_of(form.blank))
         self._sizes = sizes, arguments.sizes_format.pack_into, arguments.sizes_offset
         self._constants = shapes.constants
-        self._divided = form.blank.divided
+        self._divided = form.divided
         self._lists = (arguments.lists_format.pack_into, arguments.lists_offset) if form.blank.lists else None
         self._counted = [(name, tensor) for name, tensor in arguments.extents_of.items() if tensor in names]
 

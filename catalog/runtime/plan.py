@@ -161,7 +161,7 @@ class Plan:
         self.arch = arch
         self.kernels = kernels
         self.services = services
-        self._agreed: tuple[int, Workspace] | None = None  # the workspace for a device of so many threads
+        self._agreed: tuple[int, Workspace] | None = None  # a number of threads, and the workspace for it
         self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:

@@ -17,9 +17,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from catalog.ops import operation_of, problem_of_key
 from catalog.ops.attention.problem import Problem
-from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.inputs import make_inputs
+from catalog.runtime.splits import agreed_workspace
 from catalog.runtime.tensors import Array, make_outputs, results
 from catalog.schema.arithmetic import Arithmetic
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tracemalloc
 
@@ -13,7 +14,7 @@ from catalog.errors import DeviceError, TensorError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import WORKSPACES
-from catalog.ops.attention.workspace import workspace_of
+from catalog.ops.attention.workspace import most_splits, splits_of, workspace_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
@@ -68,6 +69,15 @@ def test_kernels_say_how_large_the_workspaces_are(catalog, problem):
     for name in WORKSPACES:
         made = workspace_of(problem, 3).partials
         assert max(getattr(size, name) for size in sizes) == (made[name].bytes if name in made else 0)
+
+
+@pytest.mark.parametrize("fields", [{"op": "splitkv"}, {"op": "bwd"}, {"op": "bwd", "deterministic": True}])
+@pytest.mark.parametrize("keys", [0, 40, 5000])
+def test_no_plan_has_more_splits_than_its_memory_was_checked_for(catalog, fields, keys):
+    problem = Problem(batch=1, nhead_q=2, seqlen_q=3, seqlen_k=keys, hdim_q=64, dtype="fp32", **fields)
+    kernels = catalog.select(problem).kernels
+    for threads, whole_waves in itertools.product((1, 7, 4096), (False, True)):
+        assert splits_of(problem, kernels, threads, whole_waves=whole_waves) <= most_splits(problem)
 
 
 def test_cold_launches_give_the_same(catalog):

@@ -1,5 +1,6 @@
 """Problems: validation messages, the normal form, and the counts that figures are made of."""
 
+import copy
 import json
 import pickle
 
@@ -13,6 +14,7 @@ from catalog.errors import ProblemError
 from catalog.ops.attention.fields import ELEMENT_BYTES
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Mask, Mode
+from catalog.schema import problem_form
 
 DENSE = {"batch": 2, "nhead_q": 8, "seqlen_q": 64, "hdim_q": 32}
 PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}
@@ -275,5 +277,26 @@ def test_problems_of_one_form_differ_in_sizes_only(fields):
     assert other != problem
     assert other.form == problem.form
     assert (other.tensors, other.bytes, other.flops) == (same.tensors, same.bytes, same.flops)
-    assert pickle.loads(pickle.dumps(other)) == other  # noqa: S301
+    assert other.extents == same.extents
+    assert other.lists.arrays == same.lists.arrays
+    assert (repr(other), other.model_dump()) == (repr(same), same.model_dump())
+    assert pickle.loads(pickle.dumps(other)) == copy.deepcopy(other) == other  # noqa: S301
     assert Problem(**fields | {"nhead_q": 16}).form != problem.form
+
+
+def test_lengths_that_equal_known_ones_are_still_checked():
+    problem = Problem(**PACKED)
+    assert problem.resized(seqlens_q=(1, 2), seqlens_k=(1, 2)).seqlens_q == (1, 2)
+    for equal in ((True, 2), (1.0, 2.5)):
+        with pytest.raises(ProblemError, match="seqlens_q"):
+            problem.resized(seqlens_q=equal, seqlens_k=equal)
+    assert problem.resized(seqlens_q=(1, 2), seqlens_k=(1, 2)).key == Problem(**PACKED | {"seqlens_q": [1, 2]}).key
+
+
+def test_equal_forms_are_one_object_while_a_problem_has_them(monkeypatch):
+    """Also if more forms are in use than are kept: plans and decisions are looked up by the object."""
+    monkeypatch.setattr(problem_form, "MOST_FORMS", 1)
+    first = Problem(**DENSE)
+    for heads in (16, 24):
+        assert Problem(**DENSE | {"nhead_q": heads}).form is not first.form
+    assert Problem(**DENSE | {"batch": 9}).form is first.form

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import STARTS_K, STARTS_Q, attention64, close, normal
 
 from catalog.torch import calls, flash_attn_func, flash_attn_varlen_func, ops, scaled_dot_product_attention, watchers
-from catalog.torch.calls import Options
+from catalog.torch.calls import Case, Options, gradient_of, problem_of
 
 PLAIN = Options("bhsd", "no", -1, 0, None, 0.0, 0.0, False)
 CAUSAL = Options("bhsd", "top_left", -1, 0, None, 0.0, 0.0, False)
@@ -184,6 +184,42 @@ def test_new_lengths_need_no_builder_and_are_right(monkeypatch):
     monkeypatch.undo()
     Catalog.default().forget()
     decode(6)
+
+
+@pytest.mark.parametrize("bias", ["no", "bias", "alibi"])
+@pytest.mark.parametrize("lengths", [None, (4, 5), (1, 8)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        PLAIN,
+        CAUSAL._replace(scale=0.5, dropout=0.25),
+        Options("bshd", "bottom_right", 3, 2, None, 0.0, 0.0, True),
+        Options("bshd", "bottom_right", -1, 0, None, 30.0, 0.0, False),
+    ],
+)
+def test_gradients_are_the_problem_of_their_own_case(options, lengths, bias):
+    """Whether it is derived from the forward's problem or from the tensors."""
+    shape = torch.Size((9, 2, 16) if lengths else (1, 9, 2, 16))
+    options = options._replace(layout="packed" if lengths else "bshd")
+    forward = Case("fwd", torch.float32, bias, "bh", False, False, options, *[shape] * 3, lengths, lengths, 0)
+    for dbias, dlse in ((False, False), (bias == "bias", True)):
+        backward = forward._replace(op="bwd", dbias=dbias, dlse=dlse)
+        derived = gradient_of(problem_of(forward), dbias, dlse, options.deterministic)
+        assert derived.key == problem_of(backward).key
+
+
+def test_a_backward_does_not_read_the_lengths_again(monkeypatch):
+    """For the starts of sequences on a GPU it would wait. Starts that have changed meanwhile are refused."""
+    q, k, v = (normal(9, 2, 16, seed=seed).requires_grad_() for seed in range(3))
+    starts = torch.tensor([0, 4, 9], dtype=torch.int32)
+    o, again = (flash_attn_varlen_func(q, k, v, starts, starts, 5, 5, causal=True) for _ in range(2))
+    expected = torch.autograd.grad(o.sum(), (q, k, v), retain_graph=True)
+    monkeypatch.setattr(ops, "_lengths", lambda _: pytest.fail("the lengths were read again"))
+    for gradient, wanted in zip(torch.autograd.grad(again.sum(), (q, k, v)), expected, strict=True):
+        assert torch.equal(gradient, wanted)
+    starts[1] = 5
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(o.sum(), (q, k, v))
 
 
 def test_long_keys_of_few_heads_are_divided_among_threads(tmp_path, monkeypatch):

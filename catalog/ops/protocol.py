@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 RECEIPT = "receipt"
 """The word for receipts among the traits that divide lists."""
 
+_MOST_SPLITS = 4096
+"""More than any operation divides its work into: a few parts are chosen per thread."""
+
 
 class Emitter:
     """What makes the sources of kernels.
@@ -334,6 +337,10 @@ class Operation(Emitter, ABC):
     def stated_splits(self, problem: Any) -> int:
         """The number of parts that the problem itself asks for; 0 for none."""
         return 0
+
+    def most_splits(self, problem: Any) -> int:
+        """An upper bound of :meth:`splits`, for any kernels and threads."""
+        return self.stated_splits(problem) or _MOST_SPLITS
 
     def partial_bytes(self, problem: Any, num_splits: int) -> Mapping[str, int]:
         """Bytes of each partial result with ``num_splits`` parts, by its slot in the argument struct."""

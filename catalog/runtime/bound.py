@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from catalog.errors import TensorError
-from catalog.ops import operation_of
 from catalog.runtime import tracing
-from catalog.runtime.devices.arguments import without_tensors
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
-from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device
@@ -176,25 +173,6 @@ def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], 
     else:
         device.enqueue(kernels, call)
     return call.args
-
-
-def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int, args: Any = None) -> Workspace:
-    """The workspace that all stages of a plan accept, given the wanted ``num_splits``.
-
-    ``args`` are arguments with the sizes of the problem, if there are some already; their ``num_splits`` is changed.
-
-    Raises:
-        DeviceError: the workspace would be larger than any memory.
-    """
-    if not problem.divided:
-        return NO_WORKSPACE
-    needed: list[Any] = []
-    args = without_tensors(problem) if args is None else args
-    for kernel in kernels:
-        args.num_splits = num_splits
-        needed.append(kernel.workspace(args))
-        num_splits = needed[-1].num_splits
-    return operation_of(problem).workspace(problem, num_splits, needed)
 
 
 def _check_apart(tensors: Mapping[str, Strided], outputs: Collection[str]) -> None:

@@ -62,14 +62,14 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class _Deciding:
-    """What decides for problems of a form: the nearest measured problem, and the rules' answers about sizes.
+    """What decides for problems of a form: the nearest measured problem, and the rules' answers about sizes, if any.
 
     For problems that were not measured, what was ``learned`` replaces the nearest one.
     """
 
     measured: Measured | None
     learned: Learned | None
-    questions: Questions
+    questions: Questions | None
 
 
 class Decisions:
@@ -99,7 +99,9 @@ class Decisions:
                 self._deciding.clear()
             deciding = self._deciding[form] = self._deciding_about(problem)
         neighbour = None if deciding.measured is None else deciding.measured.nearest(problem)
-        key: tuple[Any, ...] = (form, neighbour, deciding.questions.answers(problem, self._connection))
+        questions = deciding.questions
+        answers = () if questions is None else questions.answers(problem, self._connection)
+        key: tuple[Any, ...] = (form, neighbour, answers)
         if deciding.learned is not None and neighbour is not None and not neighbour[1]:
             return self._predicted(problem, deciding.learned, key)
         decision = self._made.get(key)
@@ -133,11 +135,13 @@ class Decisions:
 
     def _deciding_about(self, problem: Problem) -> _Deciding:
         kind, selector = problem.form.kind, self.selector
+        asked = self.questions(problem)
+        questions = asked if asked.sizes or asked.asking is not None else None
         for device, _ in selector.witnesses():
             measured = Measured.of_kind(self._connection, kind, device, selector.policy)
             if measured is not None:
-                return _Deciding(measured, selector.learned(problem, device), self.questions(problem))
-        return _Deciding(None, None, self.questions(problem))
+                return _Deciding(measured, selector.learned(problem, device), questions)
+        return _Deciding(None, None, questions)
 
     def questions(self, problem: Problem) -> Questions:
         """What the rules ask about the sizes of problems of this problem's form."""

@@ -32,11 +32,11 @@ from catalog.build.cache import MOST_LIBRARY_BYTES
 from catalog.errors import CatalogError, DeviceError, KernelFaultError
 from catalog.files import read_own
 from catalog.ops import problem_of_key
-from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices import Device
 from catalog.runtime.devices.here import reopened
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.inputs import draw_inputs, make_inputs
+from catalog.runtime.splits import agreed_workspace
 from catalog.runtime.tensors import make_outputs, results
 from catalog.runtime.validate import Expected
 from catalog.schema.problem import Problem

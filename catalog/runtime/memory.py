@@ -12,11 +12,8 @@ from catalog.errors import ProblemError
 from catalog.ops import operation_of
 from catalog.schema.problem import Problem
 
-_ALWAYS_THERE = 2**24
+ALWAYS_THERE = 2**24
 """Bytes that every process has: more than this is compared with what the machine and the process may use."""
-
-_ANY_SPLITS = 4096
-"""An upper bound on the number of splits: a few are chosen per thread."""
 
 
 def memory_bytes() -> int:
@@ -36,15 +33,6 @@ def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
     ``num_splits`` is the number of parts of the work; 0: the problem's own, at least one.
     """
     return problem.bytes + sum(_workspace(problem, num_splits).values())
-
-
-def surely_fits(problem: Problem) -> bool:
-    """Whether a run fits into this machine's memory for any number of splits: a cheap first check."""
-    needed = problem.bytes
-    if problem.divided:
-        operation = operation_of(problem)
-        needed += sum(operation.partial_bytes(problem, operation.stated_splits(problem) or _ANY_SPLITS).values())
-    return needed <= _ALWAYS_THERE or needed <= memory_bytes()
 
 
 def check_memory(problem: Problem) -> None:
@@ -105,12 +93,12 @@ def _check(problem: Problem, parts: Mapping[str, int], num_splits: int) -> None:
     if total <= memory:
         return
     largest = max(parts, key=lambda name: parts[name])
-    operation = operation_of(problem)
+    of = operation_of(problem)
     if largest in problem.tensors:
-        tensor, fields = problem.tensors[largest], operation.pools(problem).get(largest)
+        tensor, fields = problem.tensors[largest], of.pools(problem).get(largest)
         what = f"{fields + ': ' if fields else ''}{largest}, {tensor.element} {tensor.shape},"
     else:
-        stage = operation.main_stage(problem)
+        stage = of.main_stage(problem)
         what = f"num_splits={num_splits}: {largest}, the partial results of {stage},"
     raise ProblemError(
         f"{what} takes {parts[largest]:,} bytes; the run needs {total:,} bytes in total, and this process may use "

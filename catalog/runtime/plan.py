@@ -20,7 +20,7 @@ from catalog.errors import (
 )
 from catalog.ops import operation_of
 from catalog.runtime import tracing
-from catalog.runtime.splits import wanted_splits
+from catalog.runtime.splits import agreed_workspace, wanted_splits
 from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -161,7 +161,7 @@ class Plan:
         self.arch = arch
         self.kernels = kernels
         self.services = services
-        self._workspaces: dict[int, Workspace] = {}  # by the threads of the device
+        self._agreed: tuple[int, Workspace] | None = None  # a number of threads, and the workspace for it
         self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:
@@ -358,23 +358,20 @@ class Plan:
         return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)
 
     def workspace(self, device: Device[Any], kernels: tuple[LoadedKernel, ...], args: Any = None) -> Workspace:
-        """The workspace that the stages share on a device; computed once by the loaded kernels.
+        """The workspace that the stages share on a device; the loaded kernels are asked for it once.
 
-        ``args`` as of :func:`~catalog.runtime.bound.agreed_workspace`.
+        ``args`` as of :func:`~catalog.runtime.splits.agreed_workspace`.
 
         Raises:
             DeviceError: the workspace would be larger than any memory.
         """
-        if not self.problem.divided:
+        if not self.problem.form.divided:
             return NO_WORKSPACE
-        threads = device.threads
-        workspace = self._workspaces.get(threads)
-        if workspace is None:
-            from catalog.runtime.bound import agreed_workspace
-
+        threads, agreed = device.threads, self._agreed
+        if agreed is None or agreed[0] != threads:
             wanted = wanted_splits(self.problem, self.kernels, threads)
-            workspace = self._workspaces[threads] = agreed_workspace(self.problem, kernels, wanted, args)
-        return workspace
+            agreed = self._agreed = threads, agreed_workspace(self.problem, kernels, wanted, args)
+        return agreed[1]
 
     def _find_loaded(self) -> bool:
         """Whether this plan or another has loaded the kernels."""

@@ -56,6 +56,7 @@ class Planners:
         self.plans: dict[PlanKey, Plan] = {}
         self._by_policy: dict[tuple[PlanKey, Policy], Plan] = {}
         self._planners: dict[tuple[Wanted, Policy], Planner] = {}
+        self._usual: dict[tuple[str | None, ...], Planner] = {}
         self._policy = GRAPH
         self._captures: dict[str, bool] = {}
         self._measured: dict[str, int] = {}
@@ -69,6 +70,7 @@ class Planners:
         chosen = settings.settings()
         if chosen is not self._settings:
             self.forget()
+            self._usual.clear()
             self._frozen = None if chosen.choices is None else FrozenPlanner(chosen.choices, self.devices)
             self._policy = policy_in_force()
             self._settings = chosen
@@ -108,13 +110,19 @@ class Planners:
         Raises:
             SelectionError, ProblemError, ChoicesError: as :meth:`catalog.Catalog.select`.
         """
-        self._follow_settings()
+        if settings.settings() is not self._settings:
+            self._follow_settings()
+        usual = problem.operation, *key[1:]
+        planner = self._usual.get(usual)
+        if planner is not None:
+            return _kept(self.plans, key, planner.plan(problem))
         _, arch, revision, variant = key
         if self._frozen is not None:
             return _kept(self.plans, key, self._frozen.plan(problem, arch, revision, variant))
         wanted = Wanted(arch, revision, variant, problem.operation)
         if not self._varies(arch):
-            return _kept(self.plans, key, self.of(wanted).plan(problem))
+            planner = self._usual[usual] = self.of(wanted)
+            return _kept(self.plans, key, planner.plan(problem))
         place = key, self.policy(arch)  # a captured graph changes the policy
         return self._by_policy.get(place) or _kept(self._by_policy, place, self.of(wanted).plan(problem))
 
@@ -246,7 +254,7 @@ class Planner:
         Raises:
             SelectionError, ProblemError: as :meth:`catalog.Catalog.select`.
         """
-        decisions = self.decisions
+        decisions = self._decisions or self.decisions
         decision, arch = decisions.of(problem), decisions.selector.lineage.arch
         check_fits(problem, decision.kernels, self._planners.devices.host_of(self._wanted.arch))
         if decision.evidence != "measured" and settings.settings().record_misses:

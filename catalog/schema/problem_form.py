@@ -8,18 +8,22 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
+from catalog.forks import Lock
 from catalog.schema.problem_tensors import TensorForm, bytes_of_element
 
 if TYPE_CHECKING:
     from catalog.schema.problem import Problem
 
 MOST_FORMS = 4096
-"""Maximum number of forms cached in a process. Beyond it the cache is emptied, so equal forms may be two objects."""
+"""Maximum number of forms that a process keeps without a problem that has them; beyond it, it keeps none of these."""
 
 
 class Form:
     """The fields of a problem except its sizes, in normal form, and what follows from them.
+
+    Equal forms are one object (:func:`form_of`), so that looking them up compares no text.
 
     Args:
         text: the operation and the fields as canonical JSON: equal forms have equal texts.
@@ -30,18 +34,35 @@ class Form:
         self.text = text
         self.blank = blank
         self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
-        self.names = set(type(blank).model_fields)
-        self.sizes_of = _picker(type(blank).sizes)
-        self._hash = hash(text)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Form) and self.text == other.text)
-
-    def __hash__(self) -> int:
-        return self._hash
+        self._class: type[Problem] = type(blank)
+        self.names = set(self._class.model_fields)
+        self.divided: bool = blank.divided
+        self.sizes_of = _picker(self._class.sizes)
 
     def __repr__(self) -> str:
         return f"Form({self.text})"
+
+    @cached_property
+    def certain_sizes(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
+        """As :meth:`Problem.sizing`."""
+        sizing: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = self.blank.sizing()
+        return sizing
+
+    def resized(self, sizes: Mapping[str, Any]) -> Any:
+        """As :meth:`Problem.resized`."""
+        certain = self.certain_sizes(sizes)
+        if certain is None:
+            others = {name: value for name, value in self.blank.model_dump().items() if name not in self._class.sizes}
+            return self._class(**{**others, **sizes})
+        fields = {**self.fields, **certain}
+        fields["identity"] = self, *self.sizes_of(fields)
+        # As pydantic's model_construct, without validation: the form's fields and these sizes are known to be valid.
+        problem, assign = object.__new__(self._class), object.__setattr__
+        assign(problem, "__dict__", fields)
+        assign(problem, "__pydantic_fields_set__", self.names)
+        assign(problem, "__pydantic_extra__", None)
+        assign(problem, "__pydantic_private__", None)
+        return problem
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorForm]:
@@ -70,20 +91,24 @@ class Form:
         return canonical(self.blank.kind_fields())
 
     @cached_property
-    def _bytes(self) -> list[tuple[tuple[str, ...], int]]:
-        """Pairs of axis names and the bytes, of all tensors that a run needs, for each element along these axes."""
+    def _bytes(self) -> tuple[int, list[tuple[str, int]], list[tuple[tuple[str, ...], int]]]:
+        """Bytes of all tensors that a run needs: a constant, by extent of one axis, by product of several axes."""
         bytes_along: dict[tuple[str, ...], int] = {}
         for tensor in self.tensors.values():
             if not tensor.optional:
                 named = tuple(sorted(axis for axis in tensor.axes if isinstance(axis, str)))
                 fixed = math.prod(axis for axis in tensor.axes if isinstance(axis, int))
                 bytes_along[named] = bytes_along.get(named, 0) + fixed * bytes_of_element(tensor.element)
-        return list(bytes_along.items())
+        constant = bytes_along.pop((), 0)
+        single = [(axes[0], size) for axes, size in bytes_along.items() if len(axes) == 1]
+        return constant, single, [(axes, size) for axes, size in bytes_along.items() if len(axes) > 1]
 
     def bytes_at(self, extents: Mapping[str, int]) -> int:
         """Bytes of all tensors that a run needs at these extents."""
-        total = 0
-        for axes, size in self._bytes:
+        total, single, several = self._bytes
+        for axis, size in single:
+            total += size * extents[axis]
+        for axes, size in several:
             of_these = size
             for axis in axes:
                 of_these *= extents[axis]
@@ -91,18 +116,22 @@ class Form:
         return total
 
 
-_forms: dict[str, Form] = {}
+_forms: WeakValueDictionary[str, Form] = WeakValueDictionary()
+_kept: list[Form] = []
+_lock = Lock()
 
 
 def form_of(problem: Problem) -> Form:
-    """The form of a problem; all problems of a form share the object."""
+    """The form of a problem; all problems of a form share the object, in all threads."""
     fields = problem.key_fields(without=problem.sizes)
     text = canonical(fields | problem.form_facts() | {"operation": problem.operation})
-    form = _forms.get(text)
-    if form is None:
-        if len(_forms) >= MOST_FORMS:
-            _forms.clear()
-        form = _forms.setdefault(text, Form(text, problem.without_caches()))
+    with _lock:
+        form = _forms.get(text)
+        if form is None:
+            form = _forms[text] = Form(text, problem.without_caches())
+            if len(_kept) >= MOST_FORMS:
+                _kept.clear()
+            _kept.append(form)
     return form
 
 

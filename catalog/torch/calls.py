@@ -15,6 +15,7 @@ from catalog.ops.attention.fields import MaskWord
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Dtype
 from catalog.runtime.catalog import Catalog
+from catalog.schema.problem_form import Form
 from catalog.settings import settings
 from catalog.threads import default_threads
 
@@ -128,28 +129,52 @@ def problem_of(case: Case) -> Problem:
         TensorError: kernels do not take the dtype, or tensors have the wrong number of axes.
         ProblemError: sizes or options are outside of what a problem may have, or contradict each other.
     """
-    options = case.options
-    q = sizes_of(case.q, options.layout)
+    op, _, _, _, _, _, options, of_q, of_k, of_v, lengths_q, lengths_k, pages = case
     sizes: dict[str, Any]
-    if case.op == "pagedkv":
-        nhead_k = case.k[2]
-        sizes = {"num_pages": case.k[0], "seqlens_q": case.lengths_q, "seqlen_k": case.pages * case.k[1]}
+    if op == "pagedkv":
+        q, page_size, nhead_k = sizes_of(of_q, options.layout), of_k[1], of_k[2]
+        dims = (q.heads, nhead_k, q.hdim, of_v[-1], page_size)
+        sizes = {"num_pages": of_k[0], "seqlens_q": lengths_q, "seqlen_k": pages * page_size}
+    elif options.layout == "packed" and len(of_q) == len(of_k) == 3:
+        dims = (of_q[1], of_k[1], of_q[2], of_v[-1], 0)
+        sizes = {"seqlens_q": lengths_q, "seqlens_k": lengths_k}
     else:
-        k = sizes_of(case.k, options.layout)
-        nhead_k = k.heads
-        if options.layout == "packed":
-            sizes = {"seqlens_q": case.lengths_q, "seqlens_k": case.lengths_k}
-        else:
-            sizes = {"batch": q.batch, "seqlen_q": q.tokens, "seqlen_k": k.tokens}
-    page_size = case.k[1] if case.op == "pagedkv" else 0
-    dims = (q.heads, nhead_k, q.hdim, case.v[-1], page_size)
+        q, k = sizes_of(of_q, options.layout), sizes_of(of_k, options.layout)
+        dims = (q.heads, k.heads, q.hdim, of_v[-1], 0)
+        sizes = {"batch": q.batch, "seqlen_q": q.tokens, "seqlen_k": k.tokens}
     about = (dims, case[:_SIZED])
-    like = _examples.get(about)
-    if like is not None:
-        return like.resized(**sizes)
-    if len(_examples) >= _MOST_EXAMPLES:
-        _examples.clear()
-    problem = _examples[about] = Problem(**_fields(case, dims), **sizes)
+    form = _forms.get(about)
+    if form is not None:
+        resized: Problem = form.resized(sizes)
+        return resized
+    return _remembered(about, Problem(**_fields(case, dims), **sizes))
+
+
+@lru_cache(maxsize=16_384)
+def gradient_of(problem: Problem, dbias: bool, dlse: bool, deterministic: bool) -> Problem:
+    """The problem of the gradients of a forward, as :func:`problem_of` makes it of the case ``bwd``.
+
+    Raises:
+        ProblemError: as :func:`problem_of`.
+    """
+    sizes: dict[str, Any] = {"seqlens_q": problem.seqlens_q, "seqlens_k": problem.seqlens_k}
+    if problem.seqlens_q is None:
+        sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
+    about = (problem.form, dbias, dlse, deterministic)
+    form = _forms.get(about)
+    if form is not None:
+        resized: Problem = form.resized(sizes)
+        return resized
+    alike = problem.model_dump(exclude={"op", "lse", "num_splits", *problem.sizes})
+    features = {"dbias": dbias, "dlse": dlse, "deterministic": deterministic}
+    return _remembered(about, Problem(op="bwd", **{**alike, **features}, **sizes))
+
+
+def _remembered(about: tuple[Any, ...], problem: Problem) -> Problem:
+    """The problem, whose form is kept for others of other sizes."""
+    if len(_forms) >= _MOST_FORMS:
+        _forms.clear()
+    _forms[about] = problem.form
     return problem
 
 
@@ -164,10 +189,10 @@ def plain_problem(
     return problem
 
 
-_MOST_EXAMPLES = 4096
-"""Maximum number of cached problems that others of different sizes are derived from; beyond it, all are dropped."""
+_MOST_FORMS = 4096
+"""Maximum number of cached forms of problems; beyond it, all are dropped."""
 
-_examples: dict[tuple[Any, ...], Problem] = {}
+_forms: dict[tuple[Any, ...], Form] = {}
 
 
 def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from torch import library
 from torch.nn.functional import pad
 
 from catalog.errors import TensorError, UsageError
+from catalog.ops.attention.problem import Problem
 from catalog.torch import watchers
 from catalog.torch.calls import (
     HDIM_STEP,
@@ -30,10 +31,12 @@ from catalog.torch.calls import (
     Options,
     Shape,
     answer,
-    call,
+    arch_of,
     call_elsewhere,
+    gradient_of,
     on_nvidia,
     plain_problem,
+    problem_of,
     sizes_of,
     splits_keys,
 )
@@ -91,7 +94,7 @@ def forward(
     elif watchers.has_gradient(tensors):
         result = _Attention.apply(None, *tensors, *options)  # type: ignore[no-untyped-call]
     else:
-        result = _computed(*tensors, options=options)
+        result = _computed(*tensors, options=options)[:2]
     return result
 
 
@@ -110,7 +113,7 @@ def elsewhere(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Option
 
 
 def _run_fwd(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _computed(*inputs[:_TENSORS], options=Options(*inputs[_TENSORS:]))
+    return _computed(*inputs[:_TENSORS], options=Options(*inputs[_TENSORS:]))[:2]
 
 
 def _computed(
@@ -125,7 +128,8 @@ def _computed(
     rng_state: Optional,
     *,
     options: Options,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, Problem]:
+    """O, LSE, and the problem that they answer."""
     paged = block_table is not None
     plain = bias is None and alibi_slopes is None and rng_state is None
     dense = cu_seqlens_q is None and cu_seqlens_k is None and not paged
@@ -134,7 +138,7 @@ def _computed(
         op = "splitkv" if long and _splits_keys(q, k, options) else "fwd"
         problem = plain_problem(op, options, q.dtype, q.shape, k.shape, v.shape)
         results = answer(problem, "host", {"q": q, "k": k, "v": v})
-        return results["o"], results["lse"]
+        return results["o"], results["lse"], problem
     lengths_q = _lengths(cu_seqlens_q)
     splits = plain and q.is_cuda and _splits_keys(q, k, options)
     case = Case(
@@ -155,8 +159,9 @@ def _computed(
     tensors = [("q", q), (f"k{suffix}", k), (f"v{suffix}", v), *_features(bias, alibi_slopes, rng_state)]
     if block_table is not None and cu_seqlens_k is not None:
         tensors += [("block_table", block_table), ("seqlens_k", torch.diff(cu_seqlens_k).to(q.device))]
-    results = call(case, q.device, tensors)
-    return results["o"], results["lse"]
+    problem = problem_of(case)
+    results = answer(problem, arch_of(q.device), dict(tensors))
+    return results["o"], results["lse"], problem
 
 
 def _splits_keys(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
@@ -198,11 +203,29 @@ def _run_bwd(
         lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         0,
     )
-    tensors = [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("do", grad_o)]
+    return _gradients(problem_of(case), grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
+
+
+def _gradients(
+    problem: Problem,
+    grad_o: torch.Tensor,
+    grad_lse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    bias: Optional,
+    alibi_slopes: Optional,
+    rng_state: Optional,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ, dK, dV, and dbias, which is empty if the problem is without."""
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": grad_o}
     if grad_lse is not None:
-        tensors.append(("dlse", grad_lse))
-    results = call(case, q.device, [*tensors, *_features(bias, alibi_slopes, rng_state)])
-    return results["dq"], results["dk"], results["dv"], results["dbias"] if dbias else q.new_empty(0)
+        tensors["dlse"] = grad_lse
+    tensors.update(_features(bias, alibi_slopes, rng_state))
+    results = answer(problem, arch_of(q.device), tensors)
+    return results["dq"], results["dk"], results["dv"], results["dbias"] if problem.dbias else q.new_empty(0)
 
 
 def _features(bias: Optional, alibi_slopes: Optional, rng_state: Optional) -> list[tuple[str, torch.Tensor]]:
@@ -283,7 +306,7 @@ _BACKWARD = (
 
 _BIAS, _TABLE, _RNG = 3, 7, 8
 _TENSORS = 9
-_SOFT_CAP, _DROPOUT = (Options._fields.index(name) for name in ("soft_cap", "dropout"))
+_SOFT_CAP, _DROPOUT, _DETERMINISTIC = map(Options._fields.index, ("soft_cap", "dropout", "deterministic"))
 """Places of tensors among the inputs of the forward, their number, and places of options."""
 
 
@@ -298,7 +321,11 @@ class _Attention(torch.autograd.Function):
                 "the catalog's backward has no dropout together with a soft cap of the scores",
                 hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention, a score_mod.",
             )
-        o, lse = _run_fwd(*inputs) if keys is None else below(torch.ops.catalog.fwd.default, keys, inputs)
+        ctx.problem = None
+        if keys is None:
+            o, lse, ctx.problem = _computed(*inputs[:_TENSORS], options=Options(*options))
+        else:
+            o, lse = below(torch.ops.catalog.fwd.default, keys, inputs)
         ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
         ctx.options, ctx.paged = options, inputs[_TABLE] is not None
         ctx.set_materialize_grads(False)
@@ -311,18 +338,22 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None, None, *rest
         if ctx.paged:
             raise UsageError("attention over a paged cache has no gradient", hint="Use packed K and V.")
-        q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
+        q, k, v, bias, alibi_slopes, *starts, rng_state, o, lse = ctx.saved_tensors
         if grad_o is None:
             grad_o = torch.zeros_like(o)
         dbias = ctx.needs_input_grad[1 + _BIAS]
-        tensors = (grad_o, grad_lse, q, k, v, o, lse, *features, rng_state)
+        tensors = (grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, *starts, rng_state)
         if (
             not torch.is_grad_enabled()
             and watchers.unwatched(tensors)
             and watchers.alike(grad_o, o)
             and (grad_lse is None or watchers.alike(grad_lse, lse))
         ):
-            gradients = _run_bwd(*tensors, dbias, *ctx.options)
+            if ctx.problem is None:
+                gradients = _run_bwd(*tensors, dbias, *ctx.options)
+            else:  # lengths are not read again: a GPU would be waited for
+                problem = gradient_of(ctx.problem, dbias, grad_lse is not None, ctx.options[_DETERMINISTIC])
+                gradients = _gradients(problem, grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
         else:
             gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest

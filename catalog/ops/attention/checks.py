@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from catalog.errors import ProblemError
 from catalog.ops.attention.fields import (
@@ -16,8 +13,7 @@ from catalog.ops.attention.fields import (
     VECTOR_BYTES,
 )
 from catalog.ops.attention.traits import Bias, KvMemoryLayout, Mode, Qscale, Rope
-from catalog.schema.problem import MAX_SIZE, MAX_TOTAL
-from catalog.schema.problem_form import Form
+from catalog.schema.problem import MAX_SIZE
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
@@ -71,69 +67,6 @@ def check_lengths(problem: Problem) -> None:
             f"layout={problem.layout!r} does not apply to packed sequences, which are (tokens, nhead, hdim)",
             hint="Leave layout out.",
         )
-
-
-def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """All sizes of a problem like ``problem`` with these ``sizes``, if they are certain to be valid.
-
-    None if they may be invalid, take defaults, or are not plain integers: then the constructor must decide. This check
-    is stricter than the constructor, never looser, and agrees with its results.
-    """
-    if problem.op == "appendkv" or problem.page_size:
-        return None  # their sizes limit each other, and features limit them
-    whole = _packed(sizes) if problem.seqlens_q is not None else _dense(sizes)
-    if whole is None:
-        return None
-    # No tensor has an axis twice, and no matrix product has a pair of tokens twice.
-    packed_q, packed_k = whole["seqlens_q"], whole["seqlens_k"]
-    q = whole["seqlen_q"] if packed_q is None else sum(packed_q)
-    k = whole["seqlen_k"] if packed_k is None else q if packed_k is packed_q else sum(packed_k)
-    certain = q <= MAX_SIZE >= k and _weight(problem.form) * (whole["batch"] + 1) * (q + 1) * (k + 1) <= MAX_TOTAL
-    return whole if certain else None
-
-
-@lru_cache(maxsize=1024)
-def _weight(form: Form) -> int:
-    """Bytes of tensors or FLOP of a problem of ``form``, per unit of the product of its sizes, each plus one."""
-    blank = form.blank
-    bytes_each: int = form.bytes_at(defaultdict(lambda: 1))
-    flops_each: int = 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v)
-    return max(bytes_each, flops_each)
-
-
-def _dense(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    if sizes.keys() != _BATCH_SIZES:
-        return None
-    for size in sizes.values():
-        if type(size) is not int or not 0 <= size <= MAX_SIZE:
-            return None
-    return {"seqlens_q": None, "seqlens_k": None, "num_pages": None, **sizes}
-
-
-def _packed(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    if sizes.keys() != _PACKED_SIZES:
-        return None
-    q, k = sizes["seqlens_q"], sizes["seqlens_k"]
-    if not _are_lengths(q) or not (k is q or (_are_lengths(k) and len(q) == len(k))):
-        return None
-    longest = max(q)
-    return {
-        "batch": len(q),
-        "seqlen_q": longest,
-        "seqlen_k": longest if k is q else max(k),
-        "num_pages": None,
-        "seqlens_q": q,
-        "seqlens_k": k,
-    }
-
-
-_BATCH_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k"})
-_PACKED_SIZES = frozenset({"seqlens_q", "seqlens_k"})
-_INT = {int}
-
-
-def _are_lengths(lengths: Any) -> bool:
-    return type(lengths) is tuple and set(map(type, lengths)) == _INT and min(lengths) >= 0
 
 
 def _check_packed(problem: Problem, axis: str, lengths: tuple[int, ...]) -> None:

@@ -67,13 +67,18 @@ def coordinates_of(problem: Problem) -> tuple[float, ...]:
 
 def steps_of(problem: Problem) -> tuple[int, ...]:
     """The coordinates of a problem rounded down: problems with equal steps differ at most twofold in each size."""
-    sequences = max(1, problem.batch)
-    queries, keys = problem.seqlen_q, problem.seqlen_k
-    if problem.seqlens_q is not None:
-        queries = problem.extents["tokens_q"] // sequences
-        keys = keys if problem.seqlens_k is None else problem.extents["tokens_k"] // sequences
-    extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
-    return tuple([(1 + extent).bit_length() - 1 for extent in extents])
+    extents, nhead_k = problem.extents, problem.nhead_k
+    batch, queries, keys = extents["batch"], extents["seqlen_q"], extents["seqlen_k"]
+    if problem.seqlens_q is not None and batch:
+        queries = extents["tokens_q"] // batch
+        keys = keys if problem.seqlens_k is None else extents["tokens_k"] // batch
+    return (  # each unmeasured problem is counted by them
+        (1 + batch).bit_length() - 1,
+        (1 + nhead_k).bit_length() - 1,
+        (1 + problem.nhead_q // nhead_k).bit_length() - 1,
+        (1 + queries).bit_length() - 1,
+        (1 + keys).bit_length() - 1,
+    )
 
 
 _MOST_DECODED = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,13 @@ from catalog.ops.attention.stages import (
 )
 from catalog.ops.attention.tensors import zeroed_outputs
 from catalog.ops.attention.traits import Family, Pipeline
-from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_of
+from catalog.ops.attention.workspace import most_splits, partial_bytes, splits_of, workspace_of
 from catalog.ops.implementation import Implementation
 from catalog.ops.protocol import Operation
 from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import OWN_SPACES
-from catalog.schema.workspace import Workspace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,9 +123,11 @@ class Attention(Operation):
         """As :func:`~catalog.ops.attention.stages.required_traits`."""
         return required_traits(problem, family, lineage)
 
-    def splits(self, problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
-        """As :func:`~catalog.ops.attention.workspace.splits_of`."""
-        return splits_of(problem, kernels, threads, whole_waves=whole_waves)
+    # Without functions in between: each is called for every new problem.
+    splits = staticmethod(splits_of)
+    most_splits = staticmethod(most_splits)
+    partial_bytes = staticmethod(partial_bytes)
+    workspace = staticmethod(workspace_of)
 
     def work(self, problem: Problem, kernel: AttentionKernel, units: int) -> Mapping[str, float]:
         """As :func:`catalog.ops.attention.work.work_of`."""
@@ -137,14 +138,6 @@ class Attention(Operation):
     def stated_splits(self, problem: Problem) -> int:
         """Its ``num_splits``."""
         return problem.num_splits
-
-    def partial_bytes(self, problem: Problem, num_splits: int) -> Mapping[str, int]:
-        """As :func:`~catalog.ops.attention.workspace.partial_bytes`."""
-        return partial_bytes(problem, num_splits)
-
-    def workspace(self, problem: Problem, num_splits: int, insisting: Sequence[Any] = ()) -> Workspace:
-        """As :func:`~catalog.ops.attention.workspace.workspace_of`."""
-        return workspace_of(problem, num_splits, insisting)
 
     def draw(self, problem: Problem, name: str, rng: np.random.Generator) -> NDArray[Any]:
         """As :func:`catalog.ops.attention.inputs.draw`."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool
 
 from catalog.errors import ProblemError
-from catalog.ops.attention.checks import certain_sizes, check_features, check_lengths, check_relevance
+from catalog.ops.attention.checks import check_features, check_lengths, check_relevance
 from catalog.ops.attention.cost import flops_of
 from catalog.ops.attention.fields import (
     BiasDims,
@@ -25,6 +25,7 @@ from catalog.ops.attention.fields import (
 )
 from catalog.ops.attention.likeness import coordinates_of, kind_of, kind_words, steps_of
 from catalog.ops.attention.shape_names import name_of
+from catalog.ops.attention.sizing import sizing_of
 from catalog.ops.attention.tensors import extents_of, first_tokens, forms_of, traffic_of
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema import problem
@@ -196,9 +197,9 @@ class Problem(problem.Problem):
         if self.rope is not Rope.NO and self.rotary_dim is None:
             self.set_fields(rotary_dim=self.hdim_q // 2 * 2)
 
-    def certain_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-        """As :func:`catalog.ops.attention.checks.certain_sizes`."""
-        return certain_sizes(self, sizes)
+    def sizing(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
+        """As :func:`catalog.ops.attention.sizing.sizing_of`."""
+        return sizing_of(self)
 
     def form_facts(self) -> dict[str, Any]:
         """The mode, which depends on which sizes are given."""

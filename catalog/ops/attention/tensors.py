@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -34,15 +33,20 @@ ELEMENTS: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
 """NumPy's or ml_dtypes' name of the element type of Q, K, V and of O."""
 
 
+def plain_extents(batch: int, seqlen_q: int, seqlen_k: int, tokens_q: int, tokens_k: int) -> dict[str, int]:
+    """The extents in which problems without pages and block scales differ, by name."""
+    return {
+        "batch": batch,
+        "seqlen_q": seqlen_q,
+        "seqlen_k": seqlen_k,
+        "tokens_q": tokens_q,
+        "tokens_k": tokens_k,
+    }
+
+
 def extents_of(problem: Problem) -> Mapping[str, int]:
     """The extents in which problems of one form differ, by name."""
-    extents = {
-        "batch": problem.batch,
-        "seqlen_q": problem.seqlen_q,
-        "seqlen_k": problem.seqlen_k,
-        "tokens_q": problem.tokens_q,
-        "tokens_k": problem.tokens_k,
-    }
+    extents = plain_extents(problem.batch, problem.seqlen_q, problem.seqlen_k, problem.tokens_q, problem.tokens_k)
     if problem.paged:
         pages = problem.pages_per_sequence
         extents |= {"num_pages": problem.num_pages or 0, "pages_per_sequence": pages, "pages": problem.batch * pages}
@@ -56,11 +60,10 @@ def extents_of(problem: Problem) -> Mapping[str, int]:
     return extents
 
 
-@lru_cache(maxsize=1024)
 def first_tokens(q: tuple[int, ...], k: tuple[int, ...] | None) -> Lists:
     """The arrays seqstart_q and, if the keys are packed, seqstart_k, for sequences of these lengths."""
-    of_q = array("i", accumulate(q, initial=0))
-    of_k = None if k is None else of_q if k is q else array("i", accumulate(k, initial=0))
+    of_q = array("i", (0, *accumulate(q)))
+    of_k = None if k is None else of_q if k is q else array("i", (0, *accumulate(k)))
     return Lists(seqstart_q=of_q, seqstart_k=of_k)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from catalog.ops.attention.problem import Problem
@@ -41,24 +41,30 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whol
         threads: number of threads that share the work of a kernel.
         whole_waves: whether to split the keys so that blocks fill whole waves of the device.
     """
-    if not problem.divided:
+    columns = problem.batch * problem.nhead_k or 1
+    if problem.op == "bwd":
+        most = most_splits(problem)
+        return most if problem.deterministic else min(-(-_ITEMS_PER_THREAD * threads // columns), most)
+    if problem.op != "splitkv":
         return 1
-    columns = max(1, problem.batch * problem.nhead_k)
-    most = max(1, -(-problem.seqlen_k // _SHORTEST_SPLIT))
+    if problem.num_splits:
+        return problem.num_splits
+    main = kernels[main_stage(problem, kernels)]
+    items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // max(1, main.algorithm.tile_m0)))
+    if whole_waves:
+        fewest = _FEWEST_LONG_TILES if problem.hdim_q > _LONG else _FEWEST_TILES
+        shortest = fewest * main.algorithm.tile_n0 or _SHORTEST_SPLIT
+        blocks = max(1, -(-problem.seqlen_k // shortest))
+        return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(blocks, MAX_SPLITS))
+    return min(-(-_ITEMS_PER_THREAD * threads // items), -(-problem.seqlen_k // _SHORTEST_SPLIT) or 1, MAX_SPLITS)
+
+
+def most_splits(problem: Problem) -> int:
+    """An upper bound of :func:`splits_of`."""
     if problem.op == "splitkv":
-        main = kernels[main_stage(problem, kernels)]
-        items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // max(1, main.algorithm.tile_m0)))
-        if problem.num_splits:
-            return problem.num_splits
-        if whole_waves:
-            fewest = _FEWEST_LONG_TILES if problem.hdim_q > _LONG else _FEWEST_TILES
-            shortest = fewest * main.algorithm.tile_n0 or _SHORTEST_SPLIT
-            blocks = max(1, -(-problem.seqlen_k // shortest))
-            return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(blocks, MAX_SPLITS))
-        return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)
-    if problem.deterministic:
-        return min(_DETERMINISTIC_SPLITS, most)
-    return min(-(-_ITEMS_PER_THREAD * threads // columns), most)
+        return problem.num_splits or MAX_SPLITS
+    most = -(-problem.seqlen_k // _SHORTEST_SPLIT) or 1
+    return min(_DETERMINISTIC_SPLITS, most) if problem.deterministic else most
 
 
 def _whole_waves(items: int, places: int, most: int) -> int:
@@ -81,39 +87,32 @@ def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = (
     ``insisting`` are the workspaces that the kernels of a plan need. They may require more bytes for partial results;
     those that none of them needs are left out.
     """
-    if not problem.divided:
-        return Workspace(num_splits)
-    partials, strides = {}, _strides(problem)
-    for name, (width, least) in _parts(problem, num_splits).items():
-        needed = [getattr(size, name) for size in insisting] or [least]
-        if any(needed):
-            partials[name] = Partial(max(least, *needed), tuple([stride * width for stride in strides]))
+    nhead_q, rows = problem.nhead_q, problem.extents["tokens_q"]
+    head = rows if problem.seqlens_q is not None else problem.seqlen_q
+    batch = 0 if problem.seqlens_q is not None else nhead_q * head  # packed sequences have no batch axis
+    widths = {"o_acc": problem.hdim_v, "lse_acc": 1, "delta": 1, "dq_acc": problem.hdim_q}
+    partials = {}
+    for name, least in partial_bytes(problem, num_splits).items():
+        needed = 0 if insisting else least
+        for size in insisting:
+            asked = getattr(size, name)
+            if asked > needed:  # noqa: PLR1730 - max() takes longer than all else here
+                needed = asked
+        if needed:
+            width = widths[name]
+            strides = (batch * width, head * width, width, nhead_q * rows * width)
+            partials[name] = Partial(needed if needed > least else least, strides)
     return Workspace(num_splits, partials)
 
 
 def partial_bytes(problem: Problem, num_splits: int) -> dict[str, int]:
-    """Bytes of each partial result with ``num_splits`` splits, by its slot in the argument struct."""
-    if not problem.divided:
-        return {}
-    return {name: size for name, (_, size) in _parts(problem, num_splits).items()}
+    """Bytes of each partial result with ``num_splits`` splits, by its slot in the argument struct.
 
-
-def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
-    """For each partial result ``width``, the float32 numbers of a split for each row of O, and its bytes.
-
-    It is an array (splits, batch, nhead_q, seqlen_q, width), without a batch in group mode.
+    Each is a dense array of float32, (splits, batch, nhead_q, seqlen_q, width), without a batch in group mode.
     """
-    column = 4 * problem.nhead_q * problem.extents["tokens_q"]
-    split = num_splits * column
-    if problem.op == "splitkv":
-        return {"o_acc": (problem.hdim_v, split * problem.hdim_v), "lse_acc": (1, split)}
-    return {"delta": (1, column), "dq_acc": (problem.hdim_q, split * problem.hdim_q)}
-
-
-def _strides(problem: Problem) -> tuple[int, int, int, int]:
-    """Strides of a dense array of :func:`_parts` of width 1; packed sequences have no batch axis."""
-    if problem.seqlens_q is not None:
-        tokens = problem.extents["tokens_q"]
-        return 0, tokens, 1, problem.nhead_q * tokens
-    batch = problem.nhead_q * problem.seqlen_q
-    return batch, problem.seqlen_q, 1, problem.batch * batch
+    op, column = problem.op, 4 * problem.nhead_q * problem.extents["tokens_q"]
+    if op == "bwd":
+        return {"delta": column, "dq_acc": num_splits * column * problem.hdim_q}
+    if op == "splitkv":
+        return {"o_acc": num_splits * column * problem.hdim_v, "lse_acc": num_splits * column}
+    return {}

@@ -115,6 +115,7 @@ class FastPath:
         sizes = shapes.pick(arguments.sizes_of(form.blank))
         self._sizes = sizes, arguments.sizes_format.pack_into, arguments.sizes_offset
         self._constants = shapes.constants
+        self._divided = form.divided
         self._lists = (arguments.lists_format.pack_into, arguments.lists_offset) if form.blank.lists else None
         self._counted = [(name, tensor) for name, tensor in arguments.extents_of.items() if tensor in names]
 
@@ -163,7 +164,7 @@ class FastPath:
             write(args, offset, tensor.data_ptr(), *strides_of(tensor.stride()))
         sizes_of, write, offset = self._sizes
         write(args, offset, *sizes_of(sizes))
-        if problem.divided:
+        if self._divided:
             rooms, workspace = [], workspace_of(args)
             for slot, part in workspace.partials.items():
                 rooms.append(means.scratch(part.bytes))

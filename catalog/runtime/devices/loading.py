@@ -66,7 +66,9 @@ class LoadedKernel:
             DeviceError: a size is negative, or a workspace is larger than any memory.
         """
         size = self.arguments.workspace()
-        self._check(self.size(ctypes.byref(args), ctypes.byref(size)))
+        status = self.size(ctypes.byref(args), ctypes.byref(size))
+        if status != _OK:
+            raise self._refusal(status)
         return size
 
     def launch(self, pointer: Any, stream: int | None = None) -> None:
@@ -75,11 +77,12 @@ class LoadedKernel:
         Raises:
             DeviceError: the kernel rejects the call or runs out of memory.
         """
-        self._check(self.entry(pointer, stream))
-
-    def _check(self, status: int) -> None:
+        status = self.entry(pointer, stream)
         if status != _OK:
-            raise DeviceError(f"kernel {self.id}: {_STATUS.get(status, f'unknown status {status}')}")
+            raise self._refusal(status)
+
+    def _refusal(self, status: int) -> DeviceError:
+        return DeviceError(f"kernel {self.id}: {_STATUS.get(status, f'unknown status {status}')}")
 
 
 class Libraries:

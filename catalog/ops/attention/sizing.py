@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.attention.tensors import first_tokens, plain_extents
-from catalog.ops.attention.traits import Qscale
 from catalog.schema.problem import MAX_SIZE, MAX_TOTAL
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def sizing_of(problem: Problem) -> Callable[[Mapping[str, Any]], Mapping[str, An
         return lambda sizes: None  # their sizes limit each other, and features limit them
     find = _dense if problem.seqlens_q is None else _packed
     largest = MAX_TOTAL // _weight(problem)
-    has_more_extents = problem.qscale is Qscale.BLOCKSCALE
+    has_more_extents = problem.extents.keys() != plain_extents(0, 0, 0, 0, 0).keys()  # those of blocks
 
     def certain(sizes: Mapping[str, Any]) -> Mapping[str, Any] | None:
         found = find(sizes)

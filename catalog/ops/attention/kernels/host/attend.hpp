@@ -88,9 +88,9 @@ class Attention {
     template <class Tile>
     void attend_keys(std::int64_t first, std::int64_t end) {
         const KvSource<Row> source(args, seq, item.group * heads / heads_per_kv_head(args));
-        const auto tile_of = [&](KeyRange range) {
+        auto tile_of = [&, turn = 0](KeyRange range) mutable {
             const auto count = static_cast<int>(range.end - range.begin);
-            return source.tile(range.begin, count, scratch.room[range.begin / Row::tile_n0 % 2]);
+            return source.tile(range.begin, count, scratch.room[turn ^= 1]);
         };
         const auto from = [&](std::int64_t key) {
             return blocks.next_tile(key, end, scratch.row[0].query, scratch.row[rows - 1].query);

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "exponentials.hpp"
+#include "factors.hpp"
 #include "mask.hpp"
 #include "sequence.hpp"
 
@@ -41,10 +42,9 @@ struct Scores {
         return args.scale == 0.0f ? 1.0f : std::fabs(args.scale);
     }
 
-    // Products have factors, those of Q and K: above zero, lest an unseen key's -infinity become a NaN. A NaN for negative
-    // ones, which would make the smallest product the largest score.
+    // Products have factors, those of Q and K.
     __device__ __forceinline__ void multiply(float factors) {
-        scale = factors >= 0.0f ? fmaxf(scale * factors, 1e-30f) : __int_as_float(0x7fffffff);
+        scale = scale_with(scale, factors);
         if constexpr (!finished) exponent = scale;
     }
 

@@ -8,6 +8,7 @@
 
 #include "fwd_wgmma_shared.hpp"
 #include "fwd_wgmma_softmax.hpp"
+#include "cuda/lanes.hpp"
 #include "cuda/wgmma.hpp"
 
 namespace catalog::cuda {
@@ -264,14 +265,6 @@ class FwdConsumer {
             for (int key = lane() * philox_keys; key < work.seqlen_k; key += 32 * philox_keys)
                 call.dropout.store(row, work.batch * call.nhead_q + work.head, query, key, work.seqlen_k);
         }
-    }
-
-    // Keeps one of two values, and gives the other to the lane `distance` away for the one that it does not keep.
-    static __device__ __forceinline__ void trade(std::uint32_t& first, std::uint32_t& second, bool keeps_second,
-                                                 int distance) {
-        const std::uint32_t other = __shfl_xor_sync(all_lanes, keeps_second ? first : second, distance);
-        first = keeps_second ? other : first;
-        second = keeps_second ? second : other;
     }
 
     // Four lanes share a row, each with two columns of every eight, or where values were transposed four of every 16, the

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "fwd_wgmma_work.hpp"
+#include "cuda/common/factors.hpp"
 #include "cuda/hopper.hpp"
 
 namespace catalog::cuda {
@@ -58,7 +59,7 @@ class Softmax {
             this->query = query;
             instance = work.batch * call.nhead_q + work.head;
         }
-        if constexpr (by_tensor) of_q_k[0] = of_q_k[1] = product_scale(*call.q_descales.data * *call.k_descales.data);
+        if constexpr (by_tensor) of_q_k[0] = of_q_k[1] = scale_with(call.scale, *call.q_descales.data * *call.k_descales.data);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const KeyRange seen = work.visible(query + 8 * r);
@@ -85,7 +86,7 @@ class Softmax {
         if constexpr (by_blocks) {
             const float of_k = call.k_descales.of(batch, head_k, key);
             of_v = call.v_descales.of(batch, head_k, key);
-            for (int r = 0; r < 2; ++r) of_q_k[r] = product_scale(of_q[r] * of_k);
+            for (int r = 0; r < 2; ++r) of_q_k[r] = scale_with(call.scale, of_q[r] * of_k);
         }
     }
 
@@ -216,11 +217,7 @@ class Softmax {
     }
 
    private:
-    // What Q K^T is multiplied with, for factors of Q and K: above zero, lest an unseen key's -infinity become a NaN. A
-    // NaN for negative ones, which would make the smallest product the largest score.
-    __device__ __forceinline__ float product_scale(float factors) const {
-        return factors >= 0.0f ? fmaxf(call.scale * factors, 1e-30f) : nanf("");
-    }
+    // What products of row r are multiplied with.
     __device__ __forceinline__ float product_scale_of(int r) const {
         return by_tensor || by_blocks ? of_q_k[r] : call.scale;
     }

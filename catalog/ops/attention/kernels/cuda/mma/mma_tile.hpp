@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "cuda/lanes.hpp"
 #include "kv_vectors.hpp"
 
 namespace catalog::cuda {
@@ -232,13 +233,6 @@ class MmaTile {
     }
 
    private:
-    // Keeps one of two numbers, and gives the other to the lane `distance` away for the one that it does not keep.
-    static __device__ __forceinline__ void trade(float& first, float& second, bool keeps_second, int distance) {
-        const float other = __shfl_xor_sync(0xffffffff, keeps_second ? first : second, distance);
-        first = keeps_second ? other : first;
-        second = keeps_second ? second : other;
-    }
-
     __device__ __forceinline__ QueryRows rows_of_q(int zero) const {
         const MmaThread<Row> thread(zero);
         return {q, thread.warp_m * Shape::rows + thread.lane % 16, thread.lane / 16};

@@ -14,6 +14,7 @@ dense.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from operator import sub
 from typing import Any
 
@@ -203,27 +204,18 @@ def _run_bwd(
         lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         0,
     )
-    return _gradients(problem_of(case), grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
+    features = _features(bias, alibi_slopes, rng_state)
+    return _gradients(problem_of(case), features, q=q, k=k, v=v, o=o, lse=lse, do=grad_o, dlse=grad_lse)
 
 
 def _gradients(
-    problem: Problem,
-    grad_o: torch.Tensor,
-    grad_lse: Optional,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    bias: Optional,
-    alibi_slopes: Optional,
-    rng_state: Optional,
+    problem: Problem, features: Iterable[tuple[str, torch.Tensor]], *, dlse: Optional, **tensors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK, dV, and dbias, which is empty if the problem is without."""
-    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": grad_o}
-    if grad_lse is not None:
-        tensors["dlse"] = grad_lse
-    tensors.update(_features(bias, alibi_slopes, rng_state))
+    """dQ, dK, dV, and dbias, which is empty if the problem has none."""
+    if dlse is not None:
+        tensors["dlse"] = dlse
+    tensors.update(features)
+    q = tensors["q"]
     results = answer(problem, arch_of(q.device), tensors)
     return results["dq"], results["dk"], results["dv"], results["dbias"] if problem.dbias else q.new_empty(0)
 
@@ -353,7 +345,8 @@ class _Attention(torch.autograd.Function):
                 gradients = _run_bwd(*tensors, dbias, *ctx.options)
             else:  # lengths are not read again: a GPU would be waited for
                 problem = gradient_of(ctx.problem, dbias, grad_lse is not None, ctx.options[_DETERMINISTIC])
-                gradients = _gradients(problem, grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, rng_state)
+                features = _features(bias, alibi_slopes, rng_state)
+                gradients = _gradients(problem, features, q=q, k=k, v=v, o=o, lse=lse, do=grad_o, dlse=grad_lse)
         else:
             gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest

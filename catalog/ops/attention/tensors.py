@@ -34,7 +34,7 @@ ELEMENTS: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
 
 
 def plain_extents(batch: int, seqlen_q: int, seqlen_k: int, tokens_q: int, tokens_k: int) -> dict[str, int]:
-    """The extents in which problems without pages and block scales differ, by name."""
+    """The extents in which problems without pages, block scales and block masks differ, by name."""
     return {
         "batch": batch,
         "seqlen_q": seqlen_q,

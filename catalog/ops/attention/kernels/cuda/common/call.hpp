@@ -98,6 +98,12 @@ inline bool valid_pages(const catalog_args& args) {
     return args.seqlens_k.data && (args.block_table.data || args.pages_per_sequence == 0);
 }
 
+// Those of quantised tensors.
+template <class Row>
+inline bool valid_factors(const catalog_args& args) {
+    return Row::qscale == Qscale::none || (args.q_descale.data && args.k_descale.data && args.v_descale.data);
+}
+
 // Q, K, V and what else shapes the scores.
 template <class Row>
 inline bool valid_inputs(const catalog_args& args) {
@@ -106,7 +112,7 @@ inline bool valid_inputs(const catalog_args& args) {
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return false;
     if (Row::logits && !(args.logits_soft_cap > 0)) return false;
     if (!has_keys(args)) return true;
-    if (Row::qscale != Qscale::none && !(args.q_descale.data && args.k_descale.data && args.v_descale.data)) return false;
+    if (!valid_factors<Row>(args)) return false;
     if (Row::bias == Bias::bias && !args.bias.data) return false;
     return args.k.data && args.v.data && aligned_keys<Row>(args, args.k) && aligned_keys<Row>(args, args.v);
 }

@@ -67,11 +67,11 @@ class FwdProducer {
         if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         while (--block >= work.first_block) {
             load_k(keys, block);
-            load_v(values, Row::block_mask ? before : work.across_gap(block + 1));
+            load_v(values, Work<Row>::has_gaps ? before : block + 1);
             before = block;
             if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         }
-        load_v(values, Row::block_mask ? before : work.across_gap(block + 1));
+        load_v(values, Work<Row>::has_gaps ? before : block + 1);
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {

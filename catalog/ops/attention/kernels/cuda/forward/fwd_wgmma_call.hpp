@@ -164,9 +164,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::bias && keys && !args.bias.data) return CATALOG_BAD_ARGUMENT;
-    if (Row::qscale != Qscale::none && keys &&
-        (!args.q_descale.data || !args.k_descale.data || !args.v_descale.data))
-        return CATALOG_BAD_ARGUMENT;
+    if (keys && !valid_factors<Row>(args)) return CATALOG_BAD_ARGUMENT;
     if (!valid_block_mask<Row>(args) || (Row::block_mask && keys && !args.block_mask.data)) return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
@@ -223,7 +221,8 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.k_descales = descales_of(args.k_descale, in_blocks ? args.block_scale_size_kv : most_tokens);
     call.v_descales = descales_of(args.v_descale, in_blocks ? args.block_scale_size_kv : most_tokens);
     call.block_mask = static_cast<const std::uint8_t*>(args.block_mask.data);
-    call.block_mask_strides = {args.block_mask.stride_batch, args.block_mask.stride_nhead, args.block_mask.stride_seqlen};
+    const catalog_tensor& bitmap = args.block_mask;
+    call.block_mask_strides = {bitmap.stride_batch, bitmap.stride_nhead, bitmap.stride_seqlen};
     call.block_mask_q = static_cast<int>(args.block_mask_q / Row::tile_m0);
     call.block_mask_kv = static_cast<int>(args.block_mask_kv / Row::tile_n0);
     call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));

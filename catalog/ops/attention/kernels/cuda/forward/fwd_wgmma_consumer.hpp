@@ -267,8 +267,8 @@ class FwdConsumer {
         }
     }
 
-    // Four lanes share a row, each with two columns of every eight, or where values were transposed four of every 16, the
-    // even ones first. They trade, so that each stores eight at once.
+    // Four lanes share a row, each with two columns of every eight. Where values were transposed it has four of every 16,
+    // the even ones first. Lanes trade, so that each stores eight at once.
     __device__ __forceinline__ void store_row(const Work<Row>& work, int r, std::int64_t token, bool exists,
                                               float normalize) {
         const std::int64_t batch = Work<Row>::group ? 0 : work.batch;

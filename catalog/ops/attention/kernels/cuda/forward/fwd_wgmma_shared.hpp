@@ -1,7 +1,7 @@
 // Shared memory of the forward kernel for Hopper: a tile of Q, rings of blocks of K and V, and their barriers.
 //
-// Tensor cores take values of 8 bits only with the keys along the rows of a panel: the loaded blocks have a ring of their
-// own, from which three warps transpose them into the ring that the consumers read.
+// Tensor cores take values of 8 bits only with the keys along the rows of a panel. The loaded blocks have a ring of
+// their own, from which three warps transpose them into the ring that the consumers read.
 #pragma once
 
 #include "fwd_wgmma_work.hpp"

@@ -97,7 +97,8 @@ class Softmax {
             // tanh(x) = 1 - 2 / (1 + exp(2 x)): its absolute error counts, which is that of float32.
 #pragma unroll
             for (int i = 0; i < elements; ++i)
-                s[i] = call.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + exp2_approximate(s[i] * product_scale_of(i / 2 % 2))));
+                s[i] = call.soft_cap *
+                       (1.0f - __fdividef(2.0f, 1.0f + exp2_approximate(s[i] * product_scale_of(i / 2 % 2))));
         }
         if constexpr (biased) {
 #pragma unroll

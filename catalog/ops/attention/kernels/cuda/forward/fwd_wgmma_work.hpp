@@ -155,20 +155,20 @@ struct Work {
         return {begin, any ? (keys.end + Row::tile_n0 - 1) / Row::tile_n0 : begin};
     }
 
-    // Blocks are visited from the last to the first. From the one behind the gap to the gap's other side, and back:
+    // Blocks are visited from the last to the first: from one that ends a gap to the gap's other side.
     __device__ __forceinline__ void cross_gap(int& block) const {
         if constexpr (Row::sink)
             if (block == gap.end) block = min(gap.begin, gap.end);
         if constexpr (Row::block_mask)
             if (block % entry_blocks == 0) block = last_named(block - 1) + 1;
     }
-    __device__ __forceinline__ int across_gap(int block) const {
-        return Row::sink && block == gap.begin ? max(gap.begin, gap.end) : block;
-    }
 
+    // How many blocks are visited, of rows without a bitmap.
     __device__ __forceinline__ int visited_blocks() const {
-        const int skipped = Row::sink ? max(gap.end - max(gap.begin, first_block), 0) : 0;
-        return end_block - first_block - (end_block > gap.end ? skipped : 0);
+        static_assert(!Row::block_mask);
+        const int all = end_block - first_block;
+        if constexpr (!Row::sink) return all;
+        return end_block > gap.end ? all - max(gap.end - max(gap.begin, first_block), 0) : all;
     }
 
     // The last block up to `block` that the bitmap names, or the one before the first block.

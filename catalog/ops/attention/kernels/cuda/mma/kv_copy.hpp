@@ -124,11 +124,12 @@ class KvCopy {
     }
 
     __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
+        const std::int64_t page_bytes = tensor.stride_batch * sizeof(T);
         std::int64_t offset[Places<Row, rows>::count];
         std::uint32_t exist[Places<Row, rows>::count];
 #pragma unroll
         for (int i = 0; i < Places<Row, rows>::count; ++i) {
-            offset[i] = places.page[i] * static_cast<std::int64_t>(tensor.stride_batch * sizeof(T)) + places.slot[i] * steps.row;
+            offset[i] = places.page[i] * page_bytes + places.slot[i] * steps.row;
             exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
         }
 #pragma unroll

@@ -74,8 +74,8 @@ class MmaResults {
         if (float* const target = work.lse_of(args, row)) *target = lse;
     }
 
-    // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q, or where those
-    // are shorter through those of the whole block.
+    // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q. Where rows of
+    // Q are shorter, those of other warps give way too, so all wait until nobody reads Q.
     __device__ __forceinline__ void store() const {
         const std::uint32_t staged = room.staged + thread.warp_m * Shape::rows * Shape::staged_row_bytes;
         if constexpr (has_bytes<Row> && !Target::of_part)

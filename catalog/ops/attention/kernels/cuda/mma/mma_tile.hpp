@@ -107,9 +107,9 @@ class MatrixColumns {
     std::uint32_t address;
 };
 
-// Of elements of 8 bits a matrix of 16 bits has pairs. They are multiplied as fp16, which has every fp8. Pairs of K and Q
-// are in the same, other order. Pairs of V are two columns of one key: even and odd columns of every 16 are multiplied
-// apart, see order_columns().
+// Elements of 8 bits are loaded as pairs, and multiplied as fp16, which represents every fp8 number. Q and K have their
+// columns in the same order, though not in that of memory. Pairs of V are two columns of one key, so even and odd
+// columns of every 16 are multiplied apart: see order_columns().
 template <class Row>
 class MmaTile {
     using T = std::conditional_t<has_bytes<Row>, fp16, typename Row::dtype>;
@@ -202,14 +202,14 @@ class MmaTile {
                     }
 #pragma unroll
                     for (int m = 0; m < atoms; ++m)
-                        mma_16x8x16<T>(o[m][bytes ? 4 * n + 2 * half : 2 * n + half], weights[m], of_keys[0], of_keys[1]);
+                        mma_16x8x16<T>(o[m][(2 * n + half) * (1 + bytes)], weights[m], of_keys[0], of_keys[1]);
                 }
             }
         }
     }
 
-    // Once all values are added. Of every 16 columns a lane has had 4 (lane % 4) and the next three: two pairs, of which
-    // it keeps one and trades the other, twice.
+    // Once all values are added. Of every 16 columns a lane has 4 (lane % 4) and the next three: two pairs, of which it
+    // keeps one and trades the other, twice.
     __device__ __forceinline__ void order_columns() {
         if constexpr (bytes) {
             const bool odd_lane = threadIdx.x & 1, high_lane = (threadIdx.x & 2) != 0;

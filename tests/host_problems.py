@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from catalog.ops.attention.fields import ELEMENT_BYTES, Op
+from catalog.ops.attention.fields import ELEMENTS, Op
 from catalog.ops.attention.inputs import forward_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
@@ -27,6 +27,7 @@ from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
+from catalog.schema.problem_tensors import bytes_of_element
 
 SEED = 2026
 OPS: tuple[Op, ...] = tuple(STAGES)
@@ -170,7 +171,7 @@ def _head_dims(signature: Signature, pick: Callable[..., Any]) -> tuple[int, int
         smaller = (pair for pairs in HEAD_DIMS.values() for pair in pairs if pair[0] > 1)
         allowed = tuple(pair for pair in smaller if pair[0] <= kernel[0] and pair[1] <= kernel[1])
     if traits["pad_d"] == VECTOR:
-        vector = 16 // ELEMENT_BYTES[traits["dtype"]][0]
+        vector = 16 // bytes_of_element(ELEMENTS[traits["dtype"]].kv)
         whole = (tuple(-(-hdim // vector) * vector for hdim in pair) for pair in allowed)
         allowed = (kernel, *dict.fromkeys(pair for pair in whole if pair <= kernel))
     if traits["kv_memory_layout"] == KvMemoryLayout.VECTORIZED.value:

@@ -245,6 +245,35 @@ def test_positions(mode):
     close(lse, results[1][2])
 
 
+@pytest.mark.parametrize("rotates", slow_but([False], [False, True]))
+def test_a_cache_of_fp8_is_read_as_it_is_unless_keys_are_rotated(rotates):
+    cache, dtype = Cache("NHD", "whole"), torch.bfloat16
+    q, last = normal(sum(QUERIES), HEADS, HDIM, dtype=dtype), normal(len(KEYS), HEADS, HDIM, dtype=dtype)
+    stored = cache.stored.to(torch.float8_e4m3fn)
+    k, v = ([tensor.to(stored.dtype).to(dtype) for tensor in tensors] for tensors in (cache.k, cache.v))
+    options = {"q_data_type": dtype, "kv_data_type": stored.dtype}
+    options |= {"pos_encoding_mode": "ROPE_LLAMA"} if rotates else {}
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    decode.plan(*cache.vectors, *SIZES, **options)
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    prefill.plan(starts(QUERIES), *cache.vectors, *SIZES, causal=True, **options)
+    kept = decode._cache(stored, decode._plan).k
+    assert kept.dtype == (dtype if rotates else stored.dtype)
+    assert (kept.data_ptr() == stored.data_ptr()) is not rotates
+    scale = 0.25
+    results = decode.run(last, stored, return_lse=True, k_scale=scale, v_scale=2.0)
+    other = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    other.plan(*cache.vectors, *SIZES, **{**options, "kv_data_type": dtype})
+    widened = stored.to(dtype)
+    for ours, theirs in zip(
+        results, other.run(last, widened, return_lse=True, k_scale=scale, v_scale=2.0), strict=True
+    ):
+        close(ours, theirs, dtype)
+    if not rotates:
+        compare(decode.run(last, stored, return_lse=True), last, k, v, [1] * len(KEYS))
+        compare(prefill.run(q, stored, return_lse=True), q, k, v, QUERIES, causal=True)
+
+
 @pytest.mark.slow
 def test_a_cache_of_another_type_other_options_and_a_faster_plan():
     cache, q = Cache("HND", "whole"), normal(len(KEYS), HEADS, HDIM)

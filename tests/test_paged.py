@@ -32,9 +32,10 @@ class Tokens:
 
     def __init__(self, lengths, pages=40, dtype=torch.float32):
         self.cache = PagedCache(2, pages, PAGE, HEADS_K, HDIM, dtype=dtype)
+        self.dtype = torch.bfloat16 if dtype == FP8 else dtype
         self.sequences = [CachedSequence() for _ in lengths]
         self.k, self.v = (
-            [normal(length, HEADS_K, HDIM, seed=seed + i, dtype=dtype) for i, length in enumerate(lengths)]
+            [normal(length, HEADS_K, HDIM, seed=seed + i).to(dtype).to(self.dtype) for i, length in enumerate(lengths)]
             for seed in (10, 50)
         )
 
@@ -48,7 +49,7 @@ class Tokens:
         """Compare a step that was planned for these tokens with float64, in both layers."""
         rows = {i: slice(self.sequences[i].length - count, self.sequences[i].length) for i, count in counts.items()}
         unused = len(step.slots) - sum(counts.values())
-        q = normal(len(step.slots), HEADS, HDIM, dtype=self.cache.k[0].dtype)
+        q = normal(len(step.slots), HEADS, HDIM, dtype=self.dtype)
         k, v = (torch.cat([each[i][row] for i, row in rows.items()] + [each[0][:unused]]) for each in (self.k, self.v))
         for layer in range(2):
             found = step.forward(layer, q, k, v, **options)
@@ -69,11 +70,12 @@ def changed(options):
     return lambda scores: cap * torch.tanh(scores * factor / cap) if cap else scores * factor
 
 
-PLAIN = ({}, torch.float32)
+PLAIN, FP8 = ({}, torch.float32), torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype"), slow_but([PLAIN], [PLAIN, (OPTIONS, torch.float32), ({}, torch.bfloat16)])
+    ("options", "dtype"),
+    slow_but([PLAIN, ({}, FP8)], [PLAIN, (OPTIONS, torch.float32), ({}, torch.bfloat16), ({}, FP8), (OPTIONS, FP8)]),
 )
 def test_steps_of_prompts_parts_of_prompts_and_decoded_tokens(options, dtype):
     tokens = Tokens([9, 30, 3, 17], dtype=dtype)

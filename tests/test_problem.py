@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.errors import ProblemError
-from catalog.ops.attention.fields import ELEMENT_BYTES
+from catalog.ops.attention.fields import ELEMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Mask, Mode
 from catalog.schema import problem_form
@@ -162,7 +162,7 @@ problems = st.builds(
         {"hdim_q": st.integers(1, 256)},
         optional={
             "hdim_v": st.integers(1, 256),
-            "dtype": st.sampled_from(list(ELEMENT_BYTES)),
+            "dtype": st.sampled_from(list(ELEMENTS)),
             "lse": st.booleans(),
             "scale": st.floats(0.01, 10),
         },

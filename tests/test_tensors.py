@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from catalog.errors import ProblemError, TensorError
-from catalog.ops.attention.fields import ELEMENT_BYTES
+from catalog.ops.attention.fields import ELEMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import check_inputs, check_outputs, element_strides, make_outputs
@@ -13,7 +13,7 @@ DENSE = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=6, seqlen_k=8, hdim_q=16
 PACKED = Problem(seqlens_q=[3, 0, 5], seqlens_k=[1, 2, 0], nhead_q=4, nhead_k=2, hdim_q=16, lse=True)
 
 
-@pytest.mark.parametrize("dtype", list(ELEMENT_BYTES))
+@pytest.mark.parametrize("dtype", list(ELEMENTS))
 @pytest.mark.parametrize("problem", [DENSE, DENSE.model_copy(update={"layout": "bshd"}), PACKED])
 def test_made_tensors_are_accepted_and_weigh_what_the_problem_says(problem, dtype):
     problem = problem.model_copy(update={"dtype": dtype})

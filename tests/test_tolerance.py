@@ -7,7 +7,7 @@ import pytest
 from conftest import slow_but
 from test_reference import GRADIENTS, PROBLEMS, TINY, with_options
 
-from catalog.ops.attention.fields import ELEMENT_BYTES
+from catalog.ops.attention.fields import ELEMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
@@ -111,7 +111,7 @@ def test_tolerance_of_rotated_tokens():
         assert not allowed[name].allows(wrong, expected[name])
 
 
-@pytest.mark.parametrize("dtype", list(ELEMENT_BYTES))
+@pytest.mark.parametrize("dtype", list(ELEMENTS))
 def test_rounding_of_every_dtype_is_allowed(dtype):
     """Every number that O may be, and what is between: values of one key each."""
     problem = Problem(batch=1, nhead_q=1, seqlen_q=1, hdim_q=1, hdim_v=4096, dtype=dtype)

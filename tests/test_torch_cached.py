@@ -140,8 +140,27 @@ def test_a_cache_that_is_only_read_and_one_length_for_all():
     close(whole, flash64(q, k[:2], v[:2], bottom_right(3, 9, right=0))[0])
 
 
+@pytest.mark.parametrize(("queries", "splits"), slow_but([(1, 0)], [(1, 0), (5, 1)]))
+@pytest.mark.parametrize("form", slow_but(["pages"], ["dense", "pages"]))
+def test_a_cache_of_fp8_has_factors(form, queries, splits):
+    store, q = Store(form, 2, torch.float32), normal(3, queries, HEADS, HDIM, dtype=torch.bfloat16)
+    factors = {"k_descale": torch.tensor([0.5]), "v_descale": torch.tensor([3.0])}
+    k, v = (cache.to(torch.float8_e4m3fn) for cache in (store.k, store.v))
+    wide = [tensor.float() * factor for tensor, factor in zip((k, v), factors.values(), strict=True)]
+    lengths = torch.tensor([7, 1, 21], dtype=torch.int32)
+    options = {"cache_seqlens": lengths, "causal": True, "num_splits": splits, **store.where}
+    for given, of_cache in ((factors, wide), ({}, [k.float(), v.float()])):
+        o = flash_attn_with_kvcache(q, k, v, **options, **given)
+        for i, length in enumerate(lengths.tolist()):
+            keys, values = (store.of(cache, i)[None, :length] for cache in of_cache)
+            close(o[i], flash64(q[i : i + 1], keys, values, bottom_right(queries, length, right=0))[0][0], q.dtype)
+    only_v = flash_attn_with_kvcache(q, k, v, **options, v_descale=factors["v_descale"])
+    close(only_v, o * factors["v_descale"], q.dtype)
+
+
 def test_what_is_refused_and_leaves_the_cache_alone():
     q, cache, new = normal(2, 1, HEADS, HDIM), normal(2, 9, 2, HDIM), normal(2, 1, 2, HDIM)
+    fp8 = {"k_cache": cache.to(torch.float8_e4m3fn), "v_cache": cache.to(torch.float8_e4m3fn)}
     before, lengths = cache.clone(), torch.tensor([3, 9], dtype=torch.int32)
     table = torch.zeros(3, 1, dtype=torch.int32)
     calls = [
@@ -155,6 +174,14 @@ def test_what_is_refused_and_leaves_the_cache_alone():
         (TensorError, r"seqlens_k\[1\]", {"k": new, "v": new, "cache_seqlens": lengths}),
         (TensorError, "rotary_cos is", {"k": new, "v": new, "cache_seqlens": 3, **dict.fromkeys(ROTARY, normal(8, 4))}),
         (UsageError, "has no gradient", {"softmax_scale": 1.0, "q": q.clone().requires_grad_()}),
+        (ArgumentError, "v_descale are factors of a cache of float8_e4m3fn", {"k_descale": torch.ones(1)}),
+        (ArgumentError, "k and v are not quantised", {**fp8, "k": new, "v": new, "cache_seqlens": 3}),
+        (TensorError, "k is float8_e4m3fn .*: expected float32", fp8),
+        (
+            TensorError,
+            r"k_descale is float32 \(2,\): expected float32 \(1,\)",
+            {**fp8, "q": q.half(), "k_descale": torch.ones(2)},
+        ),
     ]
     for error, message, options in calls:
         with pytest.raises(error, match=message):

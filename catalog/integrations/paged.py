@@ -21,11 +21,14 @@ from catalog.errors import ArgumentError, TensorError, UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.plan import Plan
 from catalog.torch.cached import KvCache, attention_problem
-from catalog.torch.calls import Case, Layout, Options, arch_of, problem_of, ready
+from catalog.torch.calls import Case, Layout, Options, arch_of, elements_of, problem_of, ready
 from catalog.torch.flash import options_of
 
 _SPARE = 0
 """The page that no sequence owns: unused rows of a fixed step write there."""
+_FP8 = torch.float8_e4m3fn
+_QUERIES_OF_FP8 = (torch.float16, torch.bfloat16)
+"""The types of queries over a cache of fp8."""
 
 
 @dataclass
@@ -50,7 +53,8 @@ class PagedCache:
         nhead_k: heads of K and V.
         hdim: head dim of Q and K.
         hdim_v: head dim of V; default: that of K.
-        dtype: float32, float16 or bfloat16.
+        dtype: float32, float16 or bfloat16; or float8_e4m3fn, half of a cache of 16 bits: K and V are rounded to it
+            when they are written, and to ±448 if they are larger. Queries then have 16 bits.
         device: where the cache is.
 
     Attributes:
@@ -89,7 +93,7 @@ class PagedCache:
         )
         self.device = self.k[0].device
         self._rows = [
-            tuple(each.flatten(0, 1).flatten(1) for each in pair) for pair in zip(self.k, self.v, strict=True)
+            tuple(_copied(each).flatten(0, 1).flatten(1) for each in pair) for pair in zip(self.k, self.v, strict=True)
         ]
         self._free = [page for page in reversed(range(pages)) if page != _SPARE]
 
@@ -283,8 +287,8 @@ class Step:
         cache = self.cache
         self._check(layer, q, k, v)
         for rows, new in zip(cache._rows[layer], (k, v), strict=True):
-            rows.index_copy_(0, self.slots, new.flatten(1))
-        key = (q.shape[1], scale, window_left, soft_cap)
+            rows.index_copy_(0, self.slots, _copied(_rounded(new, cache.dtype)).flatten(1))
+        key = (q.dtype, q.shape[1], scale, window_left, soft_cap)
         parts = self._parts.get(key)
         if parts is None:
             store = KvCache(cache.k[layer], cache.v[layer], self.table)
@@ -304,9 +308,10 @@ class Step:
                 f"q is {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: the step has {tokens} tokens, so "
                 f"expected q ({tokens}, heads, {hdim}), k {of_k}, v {of_v}"
             )
-        dtype = self.cache.dtype
+        stored = self.cache.dtype
+        dtype = q.dtype if stored == _FP8 and q.dtype in _QUERIES_OF_FP8 else stored
         if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype:
-            raise TensorError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, and the cache is {dtype}")
+            raise TensorError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, and the cache is {stored}")
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise UsageError("attention over a cache has no gradient", hint="Use torch.no_grad().")
 
@@ -315,6 +320,7 @@ class Step:
     ) -> Iterator[_Part]:
         """The parts of the step, with the kernels that answer them."""
         heads, hdim, arch = q.shape[1], q.shape[2], arch_of(q.device)
+        elements = elements_of(q.dtype, cache.k.dtype)
 
         def options(layout: Layout, causal: bool) -> Options:
             window = (window_left, -1)
@@ -323,14 +329,14 @@ class Step:
         if self.decoded:
             # One query sees all tokens without a mask, too; a window needs one.
             last = options("bshd", causal=window_left >= 0)
-            problem = attention_problem((self.decoded, 1, heads, hdim), cache, q.dtype, q.device, last)
+            problem = attention_problem((self.decoded, 1, heads, hdim), cache, elements, q.device, last)
             rows = slice(self.decoded)
             yield _Part(Catalog.select(problem, arch=arch), rows, self.table[rows], self.lengths[rows], decodes=True)
         if self.chunks:
             shapes = (sum(self.chunks), heads, hdim), tuple(cache.k.shape), tuple(cache.v.shape)
             about = Case(
                 "pagedkv",
-                q.dtype,
+                elements,
                 "no",
                 "1h",
                 False,
@@ -344,6 +350,19 @@ class Step:
             rows = slice(self.decoded, None)
             plan = Catalog.select(problem_of(about), arch=arch)
             yield _Part(plan, rows, self.table[rows], self.lengths[rows], decodes=False)
+
+
+def _rounded(new: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Tokens in the type of a cache."""
+    if new.dtype == dtype:
+        return new
+    largest = torch.finfo(dtype).max
+    return new.clamp(-largest, largest).to(dtype)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as PyTorch copies it by index: elements of 8 bits only as integers."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 class _Part(NamedTuple):

@@ -5,7 +5,9 @@ Without gradients, and not traced by :func:`torch.compile`, whose graphs break a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ import torch
 from catalog.errors import ArgumentError, SelectionError, TensorError, UsageError
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
-from catalog.torch.calls import Options, Shape, arch_of, dtype_of, in_place, ready, splits_keys
+from catalog.torch.calls import Elements, Options, Shape, arch_of, dtype_of, elements_of, in_place, ready, splits_keys
 from catalog.torch.flash import Window, options_of, slopes_of
 
 Rope = Literal["no", "inter", "half"]
@@ -68,6 +70,9 @@ def flash_attn_with_kvcache(
     alibi_slopes: torch.Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Like ``flash_attn.flash_attn_with_kvcache``, computed by the catalog's kernels; also on the CPU, and for float32.
 
@@ -77,7 +82,7 @@ def flash_attn_with_kvcache(
     Args:
         q: (batch, queries, heads, head dim), float32, float16 or bfloat16, with any strides.
         k_cache: (sequences, capacity, heads of k, head dim), or with ``block_table`` pages, (pages, page size, heads of
-            k, head dim), of the type of q. Only its innermost axis must be dense.
+            k, head dim), of the type of q, or float8_e4m3fn where q has 16 bits. Only its innermost axis must be dense.
         v_cache: as k_cache, with the head dim of the result.
         k: (batch, new tokens, heads of k, head dim), what is written behind the tokens of ``k_cache``.
         v: likewise of ``v_cache``.
@@ -98,6 +103,8 @@ def flash_attn_with_kvcache(
         alibi_slopes: (heads,) or (batch, heads), float32.
         num_splits: parts that the tokens are divided into, which are computed in parallel; 1: none; 0: chosen.
         return_softmax_lse: whether to return (O, LSE).
+        k_descale: float32, (1,): the factor of a k_cache of float8_e4m3fn; default: 1.
+        v_descale: likewise of v_cache.
 
     Returns:
         O, (batch, queries, heads, head dim of v), of the type of q; LSE is float32, (batch, heads, queries). With
@@ -124,6 +131,7 @@ def flash_attn_with_kvcache(
             f"q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}: expected (batch, "
             "tokens, heads, head dim), and of a paged cache (pages, page size, heads, head dim)"
         )
+    descales = _descales_of(k_cache, k, k_descale, v_descale)
     store = _cache_of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table)
     lengths = _lengths_of(cache_seqlens, q, store.capacity)
     keys = store.capacity
@@ -132,7 +140,7 @@ def flash_attn_with_kvcache(
         rotary = None if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin)
         q = append(q, store, k, v, lengths, rotary, rope="inter" if rotary_interleaved else "half", options=options)
         lengths = lengths + k.shape[1]
-    o, lse = attend(q, store, lengths, options, slopes_of(alibi_slopes), num_splits)
+    o, lse = attend(q, store, lengths, options, slopes_of(alibi_slopes), num_splits, descales)
     return (o, lse) if return_softmax_lse else o
 
 
@@ -205,6 +213,7 @@ def attend(
     options: Options,
     slopes: torch.Tensor | None = None,
     num_splits: int = 0,
+    descales: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and LSE of queries over the first ``lengths`` tokens of each sequence of a cache.
 
@@ -215,31 +224,36 @@ def attend(
         options: the layout is ``bshd``.
         slopes: (1 or batch, heads), float32.
         num_splits: as of :func:`flash_attn_with_kvcache`.
+        descales: the factors of a cache of fp8, ``k_descale`` and ``v_descale``, float32, (1,); none: 1.
 
     Raises:
         TensorError, ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as
             :func:`flash_attn_with_kvcache`.
     """
     axes: Slopes = "no" if slopes is None else "1h" if slopes.shape[0] == 1 else "bh"
-    problem = attention_problem(q.shape, store, q.dtype, q.device, options, axes, num_splits)
+    elements = elements_of(q.dtype, store.k.dtype)
+    problem = attention_problem(q.shape, store, elements, q.device, options, axes, num_splits, scaled=bool(descales))
     arch = arch_of(q.device)
     tensors = {name: ready(tensor, arch) for name, tensor in (("q", q), *store.named)}
     if slopes is not None:
         tensors["alibi_slopes"] = slopes
-    results = Catalog.select(problem, arch=arch).enqueue({**tensors, "seqlens_k": lengths})
+    results = Catalog.select(problem, arch=arch).enqueue({**tensors, **descales, "seqlens_k": lengths})
     return results["o"], results["lse"]
 
 
 def attention_problem(
     q: Shape,
     store: KvCache,
-    dtype: torch.dtype,
+    dtype: Elements,
     device: torch.device,
     options: Options,
     slopes: Slopes = "no",
     num_splits: int = 0,
+    scaled: bool = False,
 ) -> Problem:
     """The problem that :func:`attend` poses for these shapes; ``slopes`` are the axes that slopes have.
+
+    ``scaled``: K and V have factors.
 
     Raises:
         TensorError: no kernel accepts the type.
@@ -248,7 +262,8 @@ def attention_problem(
     heads_k = store.k.shape[2]
     few = num_splits == 0 and splits_keys(device, q[0], q[1] * q[2], heads_k)
     splits = num_splits if num_splits > 1 else 0 if few else 1
-    return _attend_problem(q, store.v.shape[-1], heads_k, store.capacity, store.paging, dtype, slopes, splits, options)
+    sizes = (q, store.v.shape[-1], heads_k, store.capacity, store.paging)
+    return _attend_problem(*sizes, dtype, slopes, splits, options, scaled)
 
 
 def _check_together(
@@ -269,6 +284,30 @@ def _check_together(
         raise ArgumentError("k needs cache_seqlens, the number of tokens that precede the new ones")
     if cache_batch_idx is not None and block_table is not None:
         raise ArgumentError("cache_batch_idx cannot be combined with block_table, which says where each sequence is")
+
+
+def _descales_of(
+    k_cache: torch.Tensor, k: torch.Tensor | None, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """The factors of a cache, by name: of K and of V, or none.
+
+    Raises:
+        ArgumentError: the cache cannot have factors, or new tokens would have to be quantised.
+    """
+    if k_cache.dtype == torch.float8_e4m3fn:
+        if k is not None:
+            raise ArgumentError("k and v are not quantised: write them into the cache of float8_e4m3fn before the call")
+    elif k_descale is not None or v_descale is not None:
+        raise ArgumentError(
+            f"k_descale and v_descale are factors of a cache of float8_e4m3fn, and this is {k_cache.dtype}"
+        )
+    if k_descale is None and v_descale is None:
+        return {}
+    one = torch.ones(1, dtype=torch.float32, device=k_cache.device)
+    return {
+        "k_descale": one if k_descale is None else k_descale.reshape(-1),
+        "v_descale": one if v_descale is None else v_descale.reshape(-1),
+    }
 
 
 def _cache_of(
@@ -344,10 +383,11 @@ def _attend_problem(
     nhead_k: int,
     capacity: int,
     paging: tuple[int, int],
-    dtype: torch.dtype,
+    dtype: Elements,
     slopes: Slopes,
     num_splits: int,
     options: Options,
+    scaled: bool,
 ) -> Problem:
     split = num_splits != 1
     return Problem(
@@ -366,6 +406,7 @@ def _attend_problem(
         logits_soft_cap=options.soft_cap or None,
         bias="no" if slopes == "no" else "alibi",
         bias_dims="1h" if slopes == "no" else slopes,
+        qscale="pertensor" if scaled else "no",
         lse=True,
         layout="bshd",
         **_paged(*paging),

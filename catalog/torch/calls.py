@@ -26,6 +26,13 @@ Layout = Literal["bhsd", "bshd", "packed"]
 _DTYPES: Mapping[torch.dtype, Dtype] = MappingProxyType(
     {torch.float32: Dtype.FP32, torch.float16: Dtype.FP16, torch.bfloat16: Dtype.BF16}
 )
+_OF_CACHES: Mapping[tuple[torch.dtype, torch.dtype], Dtype] = MappingProxyType(
+    {
+        (torch.float16, torch.float8_e4m3fn): Dtype.FP16KVFP8,
+        (torch.bfloat16, torch.float8_e4m3fn): Dtype.BF16KVFP8,
+    }
+)
+"""The dtypes in which K and V have another type than Q, by both."""
 _REMEDIES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float64: "Kernels compute in float32: pass .float() tensors, and call .double() on the result."}
 )
@@ -41,12 +48,23 @@ _VECTOR_BYTES = 16
 """Bytes that GPU kernels load at once; rows must start at multiples of it."""
 
 
-def dtype_of(dtype: torch.dtype) -> Dtype:
+Elements = torch.dtype | Dtype
+"""The type of Q, K, V and O, or the catalog's name of several types."""
+
+
+def elements_of(q: torch.dtype, kv: torch.dtype) -> Elements:
+    """The types of Q and O, and of K and V; those that kernels do not take together are left to :func:`dtype_of`."""
+    return q if q == kv else _OF_CACHES.get((q, kv), q)
+
+
+def dtype_of(dtype: Elements) -> Dtype:
     """The catalog's name of the type of Q, K and V.
 
     Raises:
         TensorError: no kernel accepts it.
     """
+    if isinstance(dtype, Dtype):
+        return dtype
     known = _DTYPES.get(dtype)
     if known is None:
         raise TensorError(
@@ -103,7 +121,7 @@ class Case(NamedTuple):
     """The key of a problem, with all sizes last: problems are cached by it, and derived from others of other sizes."""
 
     op: Literal["fwd", "bwd", "pagedkv", "splitkv"]
-    dtype: torch.dtype
+    dtype: Elements
     bias: Literal["no", "bias", "alibi"]
     bias_dims: Literal["1h", "bh"]
     dbias: bool

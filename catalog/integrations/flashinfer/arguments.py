@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from catalog.errors import ArgumentError, UnsupportedArgumentError, UsageError
-from catalog.torch.calls import Layout, Options
+from catalog.torch.calls import Elements, Layout, Options, elements_of
 from catalog.torch.flash import options_of
 
 KvLayout = Literal["NHD", "HND"]
@@ -128,6 +128,11 @@ def dtypes_of(
     q = dtype_of("q_data_type", q_data_type or data_type or torch.float16)
     kv = dtype_of("kv_data_type", kv_data_type or data_type or q)
     return Dtypes(q, kv, dtype_of("o_data_type", o_data_type or q))
+
+
+def elements_given(dtypes: Dtypes, rotates: bool) -> Elements:
+    """The types that kernels are given: K that is rotated has the type of Q."""
+    return dtypes.q if rotates else elements_of(dtypes.q, dtypes.kv)
 
 
 def converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -10,6 +10,7 @@ from catalog.integrations.flashinfer.arguments import (
     Attended,
     Dtype,
     dtypes_of,
+    elements_given,
     options_with,
     refuse,
     refuse_gradient,
@@ -19,7 +20,8 @@ from catalog.integrations.flashinfer.arguments import (
 from catalog.integrations.flashinfer.positions import encoding_of, rotated
 from catalog.integrations.flashinfer.scores import Batch, added_to
 from catalog.integrations.flashinfer.wrapper import PagedWrapper, Pages, Planned
-from catalog.torch.cached import attend, attention_problem
+from catalog.schema.problem import Problem
+from catalog.torch.cached import Slopes, attend, attention_problem
 
 
 class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
@@ -68,8 +70,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             window_left: as of :func:`~catalog.integrations.flashinfer.single_prefill_with_kv_cache`.
             logits_soft_cap: likewise.
             q_data_type: the type of q, or its name; default: ``data_type``, or float16.
-            kv_data_type: that of the cache; default: ``data_type``, or that of q. If it is another type than that of
-                q, such as float8_e4m3fn, every ``run`` converts the batch's pages.
+            kv_data_type: that of the cache; default: ``data_type``, or that of q. Where q has 16 bits, kernels take
+                float8_e4m3fn as it is; every ``run`` converts the batch's pages of other types than that of q.
             o_data_type: that of O; default: that of q.
             data_type: see there.
             sm_scale: as of :func:`~catalog.integrations.flashinfer.single_prefill_with_kv_cache`.
@@ -101,17 +103,16 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         added = added_to(sequences, None, encoding.biases, options, dtypes.q, self._device)
         q = (batch * q_len_per_req, num_qo_heads, head_dim)
         splits = 1 if disable_split_kv else 0
-        problem = attention_problem(
-            (batch, q_len_per_req, num_qo_heads, head_dim),
-            pages.unwritten(num_kv_heads, head_dim, head_dim),
-            dtypes.q,
-            self._device,
-            options,
-            "1h" if encoding.biases else "no",
-            splits,
-        )
-        plan = Planned(q, num_kv_heads, head_dim, dtypes, options, window_left, encoding, added)
-        self._set_plan(plan, problem, given)
+        unwritten = pages.unwritten(num_kv_heads, head_dim, head_dim)
+        shape = (batch, q_len_per_req, num_qo_heads, head_dim)
+        slopes: Slopes = "1h" if encoding.biases else "no"
+
+        def posed(plan: Planned) -> Problem:
+            return attention_problem(shape, unwritten, plan.elements, self._device, options, slopes, splits)
+
+        elements = elements_given(dtypes, encoding.rotates)
+        plan = Planned(q, num_kv_heads, head_dim, dtypes, options, window_left, encoding, added, elements)
+        self._set_plan(plan, posed, given)
         self._pages, self._queries, self._splits = pages, q_len_per_req, splits
 
     begin_forward = plan

@@ -12,6 +12,7 @@ from catalog.integrations.flashinfer.arguments import (
     as_planned,
     converted,
     dtypes_of,
+    elements_given,
     lengths_of,
     options_with,
     refuse,
@@ -108,9 +109,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         batch = Batch(num_qo_heads, tokens, lengths, keys)
         added = added_to(batch, masks, encoding.biases, options, dtypes.q, self._device)
         q = (int(starts[-1]), num_qo_heads, head_dim_qk)
-        plan = Planned(q, num_kv_heads, hdim_v, dtypes, options, window_left, encoding, added)
+        elements = elements_given(dtypes, encoding.rotates)
+        plan = Planned(q, num_kv_heads, hdim_v, dtypes, options, window_left, encoding, added, elements)
         unwritten = pages.unwritten(num_kv_heads, head_dim_qk, hdim_v)
-        self._set_plan(plan, problem_of(paged_case(plan, unwritten, tokens, options)), given)
+        self._set_plan(plan, lambda plan: problem_of(paged_case(plan, unwritten, tokens, options)), given)
         self._pages, self._tokens = pages, tokens
         self._places = places(tokens, lengths) if encoding.rotates else None
 
@@ -200,8 +202,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         q = (queries, num_qo_heads, head_dim_qk)
         k, v = ((keys, num_kv_heads, hdim) for hdim in (head_dim_qk, hdim_v))
         case = Case("fwd", dtypes.q, added.word, added.axes, False, False, options, q, k, v, *lengths, 0)
-        plan = Planned(q, num_kv_heads, hdim_v, dtypes, options, window_left, encoding, added)
-        self._set_plan(plan, problem_of(case), given)
+        plan = Planned(q, num_kv_heads, hdim_v, dtypes, options, window_left, encoding, added, dtypes.q)
+        self._set_plan(plan, lambda _: problem_of(case), given)
         self._starts = starts
         self._places = (places(*lengths), places(lengths[1])) if encoding.rotates else None
 
@@ -250,4 +252,4 @@ def paged_case(plan: Planned, cache: KvCache, tokens: tuple[int, ...], options: 
     shapes = (plan.q, tuple(cache.k.shape), tuple(cache.v.shape))
     width = 0 if cache.table is None else cache.table.shape[1]
     added = plan.added
-    return Case("pagedkv", plan.dtypes.q, added.word, added.axes, False, False, options, *shapes, tokens, None, width)
+    return Case("pagedkv", plan.elements, added.word, added.axes, False, False, options, *shapes, tokens, None, width)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from catalog.errors import ArgumentError
+from catalog.errors import ArgumentError, SelectionError
 from catalog.integrations.flashinfer.arguments import (
     Attended,
     Dtypes,
@@ -24,7 +24,7 @@ from catalog.integrations.flashinfer.scores import Added
 from catalog.runtime.catalog import Catalog
 from catalog.schema.problem import Problem
 from catalog.torch.cached import KvCache
-from catalog.torch.calls import Options, arch_of
+from catalog.torch.calls import Elements, Options, arch_of
 
 Pages = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """A paged cache: (pages, 2, page size, heads, head dim), or K and V; in HND heads come before the page's tokens."""
@@ -40,7 +40,8 @@ _BUFFERS = frozenset(
 class Planned(NamedTuple):
     """What every ``plan`` leaves to ``run``; ``q`` is (tokens, heads, head dim).
 
-    ``options`` lack the scales that are arguments of ``run``.
+    ``options`` lack the scales that are arguments of ``run``. ``elements`` are the types that kernels are given: K and
+    V of another type are converted to that of Q where no kernel takes them as they are.
     """
 
     q: tuple[int, int, int]
@@ -51,6 +52,12 @@ class Planned(NamedTuple):
     window_left: int
     encoding: Encoding
     added: Added
+    elements: Elements
+
+    @property
+    def converts(self) -> bool:
+        """Whether K and V are given to kernels in the type of Q, and have another one."""
+        return self.elements == self.dtypes.q != self.dtypes.kv
 
 
 class Wrapper:
@@ -148,12 +155,21 @@ class Wrapper:
         """:meth:`forward` with ``return_lse=True``."""
         return self.forward(*tensors, **options, return_lse=True)
 
-    def _set_plan(self, plan: Planned, problem: Problem, given: Mapping[str, Any]) -> None:
+    def _set_plan(self, plan: Planned, posed: Callable[[Planned], Problem], given: Mapping[str, Any]) -> None:
         """Select the kernels of a problem and build them, so that ``run`` only launches.
 
-        ``given`` are the local variables of ``plan`` at its beginning, its arguments.
+        ``posed`` gives the problem of a plan. ``given`` are the local variables of ``plan`` at its beginning, its
+        arguments.
         """
-        Catalog.select(problem, arch=arch_of(self._device)).build()
+        arch = arch_of(self._device)
+        try:
+            selected = Catalog.select(posed(plan), arch=arch)
+        except SelectionError:
+            if plan.elements == plan.dtypes.q:
+                raise
+            plan = plan._replace(elements=plan.dtypes.q)
+            selected = Catalog.select(posed(plan), arch=arch)
+        selected.build()
         self._plan = plan
         self._given = {name: value for name, value in given.items() if name not in ("self", "others", "__class__")}
         self._given |= given.get("others", {})
@@ -177,7 +193,7 @@ class PagedWrapper(Wrapper):
     def _cache(self, cache: Pages, plan: Planned) -> KvCache:
         """A paged cache as kernels read it: (pages, page size, heads, head dim).
 
-        It is not copied, unless K is rotated, or K and V have another type than Q: then the used pages are.
+        It is not copied, unless K is rotated, or kernels do not take its type with that of Q: then the used pages are.
         """
         k, v = cache.unbind(1) if isinstance(cache, torch.Tensor) else cache
         if self._layout == "HND":
@@ -186,7 +202,7 @@ class PagedWrapper(Wrapper):
         of_page = (k.shape[0], pages.size, plan.nhead_k)
         as_planned("the cache of K", k, (*of_page, plan.q[2]), plan.dtypes.kv)
         as_planned("the cache of V", v, (*of_page, plan.hdim_v), plan.dtypes.kv)
-        if not plan.encoding.rotates and plan.dtypes.kv == plan.dtypes.q:
+        if not plan.encoding.rotates and not plan.converts:
             return KvCache(k, v, pages.table)
         k, v = (converted(pages.copies(tensor), plan.dtypes.q) for tensor in (k, v))
         if plan.encoding.rotates and len(pages.used):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from catalog.errors import ProblemError
 from catalog.ops.attention.fields import (
-    ELEMENT_BYTES,
+    ELEMENTS,
+    OF_CACHES,
     OP_FIELDS,
     QSCALES,
     QUANTISED,
@@ -14,6 +15,7 @@ from catalog.ops.attention.fields import (
 )
 from catalog.ops.attention.traits import Bias, KvMemoryLayout, Mode, Qscale, Rope
 from catalog.schema.problem import MAX_SIZE
+from catalog.schema.problem_tensors import bytes_of_element
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
@@ -134,7 +136,7 @@ def _check_vectors(problem: Problem) -> None:
     """Check the vectorized layout, which keeps 16 bytes together: keys along the head dim, values along tokens."""
     if problem.kv_memory_layout is not KvMemoryLayout.VECTORIZED:
         return
-    vector = VECTOR_BYTES // ELEMENT_BYTES[problem.dtype][0]
+    vector = VECTOR_BYTES // bytes_of_element(ELEMENTS[problem.dtype].kv)
     for name in ("hdim_q", "page_size"):
         if getattr(problem, name) % vector:
             raise ProblemError(
@@ -164,6 +166,11 @@ def _check_append(problem: Problem) -> None:
 def _check_quantisation(problem: Problem) -> None:
     if problem.dtype in QUANTISED and problem.op == "bwd":
         raise ProblemError(f"dtype={str(problem.dtype)!r} does not apply to op='bwd': there is no quantised backward")
+    if problem.dtype in OF_CACHES and problem.op == "appendkv":
+        raise ProblemError(
+            f"dtype={str(problem.dtype)!r} does not apply to op='appendkv': new tokens are not quantised",
+            hint="Quantise them first, and append them with dtype='fp8'.",
+        )
     if problem.qscale is Qscale.NO:
         return
     if problem.dtype not in QUANTISED:

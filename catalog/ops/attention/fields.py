@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -16,19 +16,35 @@ Layout = Literal["bhsd", "bshd"]
 MaskWord = Literal["no", "causal", "top_left", "bottom_right", "window", "generic"]
 BiasDims = Literal["11", "1h", "bh"]
 
-ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
+
+class Elements(NamedTuple):
+    """NumPy's or ml_dtypes' names of the element types of Q, of K and V, and of O."""
+
+    q: str
+    kv: str
+    o: str
+
+
+_FP32, _FP16, _BF16, _FP8, _BF8 = "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"
+
+ELEMENTS: Mapping[Dtype, Elements] = MappingProxyType(
     {
-        Dtype.FP32: (4, 4),
-        Dtype.FP16: (2, 2),
-        Dtype.BF16: (2, 2),
-        Dtype.FP8: (1, 1),
-        Dtype.BF8: (1, 1),
-        Dtype.FP8FP16: (1, 2),
-        Dtype.FP8BF16: (1, 2),
-        Dtype.FP8FP32: (1, 4),
+        Dtype.FP32: Elements(_FP32, _FP32, _FP32),
+        Dtype.FP16: Elements(_FP16, _FP16, _FP16),
+        Dtype.BF16: Elements(_BF16, _BF16, _BF16),
+        Dtype.FP8: Elements(_FP8, _FP8, _FP8),
+        Dtype.BF8: Elements(_BF8, _BF8, _BF8),
+        Dtype.FP8FP16: Elements(_FP8, _FP8, _FP16),
+        Dtype.FP8BF16: Elements(_FP8, _FP8, _BF16),
+        Dtype.FP8FP32: Elements(_FP8, _FP8, _FP32),
+        Dtype.FP16KVFP8: Elements(_FP16, _FP8, _FP16),
+        Dtype.BF16KVFP8: Elements(_BF16, _FP8, _BF16),
     }
 )
-"""Bytes of an element of Q, K, V and of an element of O. The mx types are missing: they need block scales."""
+"""The element types of each dtype. The mx types are missing: they need block scales."""
+
+BYTE_ELEMENTS = frozenset({_FP8, _BF8})
+"""Element types of 8 bits, which are stored with scales."""
 
 _SCORES = ("scale", "bias", "bias_dims", "mask", "window", "logits_soft_cap")
 _CACHE = ("page_size", "num_pages")
@@ -61,15 +77,18 @@ QSCALES: Mapping[Op, frozenset[Qscale]] = MappingProxyType(
 )
 """Granularities of scales for which an operation has arguments."""
 
-QUANTISED = frozenset(dtype for dtype, (size, _) in ELEMENT_BYTES.items() if size == 1)
-"""Element types stored with scales."""
+QUANTISED = frozenset(dtype for dtype, elements in ELEMENTS.items() if elements.kv in BYTE_ELEMENTS)
+"""Dtypes whose K and V are stored with scales."""
+
+OF_CACHES = frozenset(dtype for dtype in QUANTISED if ELEMENTS[dtype].q not in BYTE_ELEMENTS)
+"""Of these, the ones whose Q is not."""
 
 VECTOR_BYTES = 16
 """Bytes that the vectorized cache layout keeps together."""
 
 
 def _known_dtype(value: Any) -> Any:
-    if value not in list(ELEMENT_BYTES):
+    if value not in list(ELEMENTS):
         raise ValueError("not a dtype of problems")
     return value
 
@@ -93,7 +112,7 @@ def _one_of(words: Iterable[str]) -> WithJsonSchema:
 
 Side = Annotated[int, Field(ge=-1, le=MAX_SIZE), Integer]
 Window = Annotated[tuple[Side, Side], Listed]
-Element = Annotated[Dtype, BeforeValidator(_known_dtype), _one_of(ELEMENT_BYTES)]
+Element = Annotated[Dtype, BeforeValidator(_known_dtype), _one_of(ELEMENTS)]
 Scale = Annotated[Qscale, BeforeValidator(_not_mx), _one_of(scale for scale in Qscale if scale is not Qscale.MX)]
 MemoryLayout = Annotated[
     KvMemoryLayout, BeforeValidator(_stated), _one_of(one for one in KvMemoryLayout if one is not KvMemoryLayout.NO)

@@ -9,28 +9,14 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from catalog.ops.attention.fields import ELEMENT_BYTES, VECTOR_BYTES, Op
-from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
+from catalog.ops.attention.fields import BYTE_ELEMENTS, ELEMENTS, OF_CACHES, VECTOR_BYTES, Op
+from catalog.ops.attention.traits import Bias, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
 from catalog.schema.arguments import Lists
-from catalog.schema.problem_tensors import Axis, Role, Strides, TensorForm
+from catalog.schema.problem_tensors import Axis, Role, Strides, TensorForm, bytes_of_element
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
     from catalog.schema.problem_form import Form
-
-ELEMENTS: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
-    {
-        Dtype.FP32: ("float32", "float32"),
-        Dtype.FP16: ("float16", "float16"),
-        Dtype.BF16: ("bfloat16", "bfloat16"),
-        Dtype.FP8: ("float8_e4m3fn", "float8_e4m3fn"),
-        Dtype.BF8: ("float8_e5m2", "float8_e5m2"),
-        Dtype.FP8FP16: ("float8_e4m3fn", "float16"),
-        Dtype.FP8BF16: ("float8_e4m3fn", "bfloat16"),
-        Dtype.FP8FP32: ("float8_e4m3fn", "float32"),
-    }
-)
-"""NumPy's or ml_dtypes' name of the element type of Q, K, V and of O."""
 
 
 def plain_extents(batch: int, seqlen_q: int, seqlen_k: int, tokens_q: int, tokens_k: int) -> dict[str, int]:
@@ -72,14 +58,15 @@ class _Shapes:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.of_input, self.of_output = ELEMENTS[problem.dtype]
+        self.elements = ELEMENTS[problem.dtype]
         self.group = problem.mode is Mode.GROUP
 
     def rows(self, slot: str, axis: Literal["q", "k", "new"], hdim: int, role: Role = "input") -> TensorForm:
         """(batch, nhead, seqlen, hdim) in the problem's layout, or (tokens, nhead, hdim) for packed sequences."""
         problem = self.problem
         nhead = problem.nhead_q if axis == "q" else problem.nhead_k
-        element = self.of_output if slot in ("o", "grad_o") else self.of_input
+        elements = self.elements
+        element = elements.o if slot in ("o", "grad_o") else elements.kv if slot in ("k", "v") else elements.q
         if self.group:
             tokens = "tokens_q" if axis == "q" else "tokens_k"
             return TensorForm((tokens, nhead, hdim), element, role, (None, 1, 0), slot)
@@ -93,12 +80,12 @@ class _Shapes:
         problem = self.problem
         if not problem.paged:
             return self.rows(slot, "k", hdim, role)
-        size, nhead = problem.page_size, problem.nhead_k
+        size, nhead, element = problem.page_size, problem.nhead_k, self.elements.kv
         if problem.kv_memory_layout is not KvMemoryLayout.VECTORIZED:
-            return TensorForm(("num_pages", size, nhead, hdim), self.of_input, role, (0, 2, 1), slot)
-        vector = VECTOR_BYTES // ELEMENT_BYTES[problem.dtype][0]
+            return TensorForm(("num_pages", size, nhead, hdim), element, role, (0, 2, 1), slot)
+        vector = VECTOR_BYTES // bytes_of_element(element)
         inside = (hdim // vector, size, vector) if slot == "k" else (size // vector, hdim, vector)
-        return TensorForm(("num_pages", nhead, *inside), self.of_input, role, (0, 1, None), slot, contiguous=3)
+        return TensorForm(("num_pages", nhead, *inside), element, role, (0, 1, None), slot, contiguous=3)
 
     def lse(self, role: Role) -> TensorForm:
         """float32, (batch, nhead_q, seqlen_q), or (nhead_q, tokens_q) for packed sequences."""
@@ -169,7 +156,7 @@ def _block_mask(shapes: _Shapes) -> dict[str, TensorForm]:
 def _bias(shapes: _Shapes) -> dict[str, TensorForm]:
     problem = shapes.problem
     if problem.bias is Bias.BIAS:
-        element = "float32" if ELEMENT_BYTES[problem.dtype][0] == 1 else shapes.of_input
+        element = "float32" if shapes.elements.q in BYTE_ELEMENTS else shapes.elements.q
         return {"bias": shapes.scores("bias", element, "input", problem.bias_dims)}
     if problem.bias is Bias.ALIBI:
         axes: tuple[Axis, ...] = ("batch" if problem.bias_dims == "bh" else 1, problem.nhead_q)
@@ -179,7 +166,10 @@ def _bias(shapes: _Shapes) -> dict[str, TensorForm]:
 
 
 def _descales(shapes: _Shapes) -> dict[str, TensorForm]:
-    """Factors of Q, K and V, float32: one for each tensor, one for each block of tokens, or one for each page."""
+    """Factors of Q, K and V, float32: one for each tensor, one for each block of tokens, or one for each page.
+
+    Q has one if it is quantised.
+    """
     problem = shapes.problem
 
     def blocks(axis: Literal["q", "k", "v"]) -> TensorForm:
@@ -194,7 +184,8 @@ def _descales(shapes: _Shapes) -> dict[str, TensorForm]:
 
     if problem.qscale is Qscale.NO:
         return {}
-    return {"q_descale": blocks("q"), "k_descale": blocks("k"), "v_descale": blocks("v")}
+    of_q = {} if problem.dtype in OF_CACHES else {"q_descale": blocks("q")}
+    return of_q | {"k_descale": blocks("k"), "v_descale": blocks("v")}
 
 
 def _optional(shapes: _Shapes) -> dict[str, TensorForm]:
@@ -227,7 +218,7 @@ def _append(shapes: _Shapes) -> dict[str, TensorForm]:
     if problem.rope is not Rope.NO:
         for name in ("rotary_cos", "rotary_sin"):
             axes = ("seqlen_k", (problem.rotary_dim or 0) // 2)
-            tensors[name] = TensorForm(axes, shapes.of_input, "input", (None, None, 0), name)
+            tensors[name] = TensorForm(axes, shapes.elements.q, "input", (None, None, 0), name)
     q_out = replace(shapes.rows("q_out", "q", problem.hdim_q, "output"), result="q")
     return {"q_out": q_out} | tensors
 
@@ -251,7 +242,7 @@ def _backward(shapes: _Shapes) -> dict[str, TensorForm]:
         "dv": shapes.rows("dv", "k", problem.hdim_v, "output"),
     }
     if problem.dbias:
-        tensors["dbias"] = shapes.scores("dbias", shapes.of_input, "output")
+        tensors["dbias"] = shapes.scores("dbias", shapes.elements.q, "output")
     return tensors | _randval(shapes)
 
 

@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.ops.attention.fields import QUANTISED, Op
+from catalog.ops.attention.fields import OF_CACHES, QUANTISED, Op
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import log_sum_exp, lse_gradient, lse_shape, probabilities
 from catalog.ops.attention.reference.append import appended, rotary_pairs
@@ -77,7 +77,7 @@ def tolerances(
             Q where it multiplies pairs or in matrix units.
         fp8_sum_bits: bits that matrix units keep of a sum of 8-bit products; None for all of float32.
     """
-    sum_bits = fp8_sum_bits if problem.dtype in QUANTISED else None
+    sum_bits = fp8_sum_bits if problem.dtype in QUANTISED - OF_CACHES else None
     return _OPERATIONS[problem.op](problem, inputs, _Products(*ROUNDING[weights], sum_bits))
 
 

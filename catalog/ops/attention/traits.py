@@ -26,7 +26,10 @@ class Family(OpenWord, group="catalog.attention.families", kind=AddedFamily):
 
 
 class Dtype(Word):
-    """Element type of Q, K and V, and of O unless the name says otherwise (fp8bf16: fp8 in, bf16 out)."""
+    """Element type of Q, K, V and O, unless the name says otherwise.
+
+    fp8bf16 is fp8 in, bf16 out; with bf16kvfp8, K and V alone are fp8, those of a cache, and Q and O are bf16.
+    """
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -36,6 +39,8 @@ class Dtype(Word):
     FP8FP16 = "fp8fp16"
     FP8BF16 = "fp8bf16"
     FP8FP32 = "fp8fp32"
+    FP16KVFP8 = "fp16kvfp8"
+    BF16KVFP8 = "bf16kvfp8"
     MXFP8 = "mxfp8"
     MXFP4 = "mxfp4"
 
@@ -155,7 +160,7 @@ class Signature(TraitModel):
     """What a kernel computes."""
 
     family: Family = Field(description="kernel family")
-    dtype: Dtype = Field(description="element type of Q, K and V, and of O unless the name adds another")
+    dtype: Dtype = Field(description="element type of Q, K, V and O, unless the name adds another: fp8bf16, bf16kvfp8")
     mode: Mode = trait(Mode.BATCH, "batch: equal lengths, dense tensors; group: ragged sequences, packed tokens")
     vlayout: VLayout = trait(VLayout.ROW, "contiguous axis of V: row = head dim, col = sequence")
     hdim_q: Count = Field(description="head dim of Q and K that the kernel is compiled for")

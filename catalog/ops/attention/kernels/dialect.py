@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from catalog.build.describe import c_string
 from catalog.build.row_source import row_source
 from catalog.errors import BuildError
+from catalog.ops.attention.fields import ELEMENTS
 from catalog.ops.attention.stages import WORKSPACES, workspaces_of
 from catalog.ops.attention.traits import TRAITS, Dtype, Pipeline, Signature
 from catalog.schema.kernel import Kernel
@@ -25,7 +26,8 @@ class Dialect:
     Attributes:
         title: the target's name in messages.
         folder: folder of the headers, and namespace of their definitions.
-        dtypes: C++ types of the elements of Q, K and V, and of O.
+        dtypes: those that the headers implement.
+        elements: their elements' C++ types, by NumPy's or ml_dtypes' names.
         enums: types of the traits that the headers know by the same name.
         unknown: values of those types that the headers do not implement.
         pipelines: those that share a header, which finds the row's own in the struct.
@@ -36,7 +38,8 @@ class Dialect:
 
     title: str
     folder: str
-    dtypes: Mapping[Dtype, tuple[str, str]]
+    dtypes: Collection[Dtype]
+    elements: Mapping[str, str]
     enums: tuple[type[Enum], ...]
     unknown: frozenset[str]
     numbers: tuple[str, ...]
@@ -64,9 +67,11 @@ class Dialect:
         signature = kernel.signature
         if signature.dtype not in self.dtypes:
             raise BuildError(f"kernel {kernel.name}: {self.title} has no kernels for dtype = {signature.dtype}")
-        of_input, of_output = self.dtypes[signature.dtype]
+        elements = ELEMENTS[signature.dtype]
         row = kernel.to_row()
-        members = [f"using dtype = {of_input};", f"using otype = {of_output};"]
+        members = [f"using dtype = {self.elements[elements.kv]};", f"using otype = {self.elements[elements.o]};"]
+        if elements.q != elements.kv:
+            members.append(f"using qtype = {self.elements[elements.q]};")
         members += [
             self._member(kernel, name, getattr(signature, name))
             for name in Signature.model_fields

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from catalog.ops.attention.fields import OF_CACHES
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.dropout import dropout_factors, random_bytes
 from catalog.ops.attention.traits import Bias, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale
@@ -106,7 +107,7 @@ class Sequence:
     def _descale(self, axis: Axis, head: int, seqlen: int) -> Float64 | float:
         """Factors of the tokens, (seqlen, 1), or one factor."""
         problem = self.problem
-        if problem.qscale is Qscale.NO:
+        if problem.qscale is Qscale.NO or (axis == "q" and problem.dtype in OF_CACHES):
             return 1.0
         scale = self.inputs[f"{axis}_descale"]
         if problem.qscale is Qscale.BLOCKSCALE:

@@ -22,17 +22,15 @@ from catalog.ops.attention.traits import (
 )
 from catalog.schema.kernel import Kernel
 
-_FP8, _FP16, _BF16 = "catalog::cuda::fp8", "catalog::cuda::fp16", "catalog::cuda::bf16"
-
 _CUDA = Dialect(
     title="NVIDIA",
     folder="cuda",
-    dtypes=MappingProxyType(
+    dtypes=(Dtype.FP16, Dtype.BF16, Dtype.FP8FP16, Dtype.FP8BF16, Dtype.FP16KVFP8, Dtype.BF16KVFP8),
+    elements=MappingProxyType(
         {
-            Dtype.FP16: (_FP16, _FP16),
-            Dtype.BF16: (_BF16, _BF16),
-            Dtype.FP8FP16: (_FP8, _FP16),
-            Dtype.FP8BF16: (_FP8, _BF16),
+            "float16": "catalog::cuda::fp16",
+            "bfloat16": "catalog::cuda::bf16",
+            "float8_e4m3fn": "catalog::cuda::fp8",
         }
     ),
     enums=(Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable),

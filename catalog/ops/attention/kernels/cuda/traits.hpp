@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/dtype.hpp"
+#include "operation/elements.hpp"
 
 namespace catalog::cuda {
 

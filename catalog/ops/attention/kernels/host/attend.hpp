@@ -14,7 +14,7 @@ namespace catalog::host {
 // `partial`: O and LSE of one split are written to the workspaces o_acc and lse_acc.
 template <class Row, bool partial>
 class Attention {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
     using Memory = Scratch<Row>;
     static_assert(!Row::block_mask || mask_step_kv % Memory::step == 0, "a tile that ends with a block has whole steps");
 
@@ -273,7 +273,7 @@ inline bool has_tensors(const catalog_args& args) {
         const bool outputs = partial ? args.o_acc.data && args.lse_acc.data
                                      : args.o.data && (!Row::lse || args.lse.data);
         if (!args.q.data || !outputs || (Row::bias == Bias::alibi && !args.alibi_slopes.data)) return false;
-        if (Row::qscale != Qscale::none && !args.q_descale.data) return false;
+        if (Row::qscale != Qscale::none && has_query_bytes<Row> && !args.q_descale.data) return false;
         if (Row::logits && !(args.logits_soft_cap > 0)) return false;
         if (Row::qscale == Qscale::blockscale && (args.block_scale_size_q < 1 || args.block_scale_size_kv < 1))
             return false;

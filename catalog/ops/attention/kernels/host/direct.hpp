@@ -62,7 +62,7 @@ struct DirectTile {
             return scratch.s;
     }
 
-    static void pack_query(Memory& scratch, std::int64_t row, const Element* q, int hdim_q) {
+    static void pack_query(Memory& scratch, std::int64_t row, const QueryElement<Row>* q, int hdim_q) {
         if constexpr (pairs)
             std::memcpy(queries(scratch)[row], q, hdim_q * sizeof(Element));
         else

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from catalog.ops.attention.fields import ELEMENTS
 from catalog.ops.attention.kernels.dialect import Dialect
 from catalog.ops.attention.traits import (
     TRAITS,
     Bias,
-    Dtype,
     Family,
     KvLookupTable,
     KvMemoryLayout,
@@ -21,22 +21,17 @@ from catalog.ops.attention.traits import (
 )
 from catalog.schema.kernel import Kernel
 
-_FP32, _FP16, _BF16 = "float", "catalog::host::fp16", "catalog::host::bf16"
-_FP8, _BF8 = "catalog::host::fp8", "catalog::host::bf8"
-
 HOST = Dialect(
     title="the host",
     folder="host",
-    dtypes=MappingProxyType(
+    dtypes=tuple(ELEMENTS),
+    elements=MappingProxyType(
         {
-            Dtype.FP32: (_FP32, _FP32),
-            Dtype.FP16: (_FP16, _FP16),
-            Dtype.BF16: (_BF16, _BF16),
-            Dtype.FP8: (_FP8, _FP8),
-            Dtype.BF8: (_BF8, _BF8),
-            Dtype.FP8FP16: (_FP8, _FP16),
-            Dtype.FP8BF16: (_FP8, _BF16),
-            Dtype.FP8FP32: (_FP8, _FP32),
+            "float32": "float",
+            "float16": "catalog::host::fp16",
+            "bfloat16": "catalog::host::bf16",
+            "float8_e4m3fn": "catalog::host::fp8",
+            "float8_e5m2": "catalog::host::bf8",
         }
     ),
     enums=(Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable),

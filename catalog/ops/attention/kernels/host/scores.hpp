@@ -41,8 +41,7 @@ inline Float tanh(Float x) {
 // The scores of one work item: a head of K and V of one sequence.
 template <class Row>
 class Scores {
-    using T = typename Row::dtype;
-    using BiasElement = std::conditional_t<sizeof(T) == 1, float, T>;
+    using BiasElement = std::conditional_t<has_query_bytes<Row>, float, QueryElement<Row>>;
 
    public:
     Scores(const catalog_args& args, const Sequence& seq, const Window& window)
@@ -51,7 +50,7 @@ class Scores {
     // The factor of Q before Q K^T.
     float query_scale(std::int64_t head, std::int64_t query) const {
         float scale = args.scale * (Row::logits ? 1.0f / args.logits_soft_cap : log2_e);
-        if constexpr (Row::qscale != Qscale::none) scale *= q_descale(head, query);
+        if constexpr (Row::qscale != Qscale::none && has_query_bytes<Row>) scale *= q_descale(head, query);
         if constexpr (Row::qscale == Qscale::pertensor) scale *= *list_of<float>(args.k_descale);
         return scale;
     }

@@ -31,7 +31,6 @@ inline void zero_unseen(const Columns* seen, int row, int rows, int block, Colum
 
 template <class Row>
 struct PackedTile {
-    using T = typename Row::dtype;
     using Memory = Scratch<Row>;
 
     static constexpr int block_rows = Row::warp_m1;  // of P V
@@ -39,7 +38,7 @@ struct PackedTile {
     Memory& scratch;
     const int hdim_q, hdim_v;
 
-    static void pack_query(Memory& scratch, std::int64_t row, const T* q, int hdim_q) {
+    static void pack_query(Memory& scratch, std::int64_t row, const QueryElement<Row>* q, int hdim_q) {
         pack_scaled(q, hdim_q, scratch.row[row].scale, scratch.q[row]);
     }
 

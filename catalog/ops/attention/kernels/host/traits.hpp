@@ -1,6 +1,8 @@
 // The values of a row's traits, spelled as in the catalog; `no` is `none`.
 #pragma once
 
+#include "operation/elements.hpp"
+
 namespace catalog::host {
 
 enum class Pipeline { none, host_panel, host_bf16, host_amx };

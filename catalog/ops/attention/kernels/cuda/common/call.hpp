@@ -15,10 +15,6 @@ namespace catalog::cuda {
 // Longer sequences, and more rows of all heads that share a K/V head, could overflow positions of 32 bits.
 inline constexpr std::int64_t most_tokens = 1ll << 29;
 
-// Whether Q, K and V have elements of 8 bits.
-template <class Row>
-inline constexpr bool has_bytes = sizeof(typename Row::dtype) == 1;
-
 inline std::int64_t heads_per_kv_head(const catalog_args& args) {
     return args.nhead_k > 0 ? args.nhead_q / args.nhead_k : 0;
 }
@@ -101,14 +97,15 @@ inline bool valid_pages(const catalog_args& args) {
 // Those of quantised tensors.
 template <class Row>
 inline bool valid_factors(const catalog_args& args) {
-    return Row::qscale == Qscale::none || (args.q_descale.data && args.k_descale.data && args.v_descale.data);
+    const bool of_queries = !has_query_bytes<Row> || args.q_descale.data;
+    return Row::qscale == Qscale::none || (of_queries && args.k_descale.data && args.v_descale.data);
 }
 
 // Q, K, V and what else shapes the scores.
 template <class Row>
 inline bool valid_inputs(const catalog_args& args) {
     if (!has_queries(args)) return true;
-    if (!args.q.data || !aligned_queries<Row, typename Row::dtype>(args, args.q)) return false;
+    if (!args.q.data || !aligned_queries<Row, QueryElement<Row>>(args, args.q)) return false;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return false;
     if (Row::logits && !(args.logits_soft_cap > 0)) return false;
     if (!has_keys(args)) return true;

@@ -14,7 +14,7 @@ namespace catalog::cuda {
 // `partial`: O and LSE of one split go to the workspaces o_acc and lse_acc.
 template <class Row, bool partial>
 class MmaAttention {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
     using Shape = MmaShape<Row>;
     static constexpr int keys = Shape::keys, stages = Shape::stages, tile_m0 = Row::tile_m0, tile_n0 = Row::tile_n0;
 

@@ -78,7 +78,7 @@ class MmaResults {
     // Q are shorter, those of other warps give way too, so all wait until nobody reads Q.
     __device__ __forceinline__ void store() const {
         const std::uint32_t staged = room.staged + thread.warp_m * Shape::rows * Shape::staged_row_bytes;
-        if constexpr (has_bytes<Row> && !Target::of_part)
+        if constexpr (Shape::staged_row_bytes > Shape::q_row_bytes && !Target::of_part)
             __syncthreads();
         else
             __syncwarp();

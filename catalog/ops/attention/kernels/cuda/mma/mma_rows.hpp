@@ -9,7 +9,7 @@ namespace catalog::cuda {
 
 template <class Row, bool partial>
 class MmaRows {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys, hdim_v = Row::hdim_v;
 
@@ -24,7 +24,7 @@ class MmaRows {
           scores(work.grid.scores),
           tile(q) {
         if constexpr (Row::qscale == Qscale::pertensor)
-            scores.multiply(*static_cast<const float*>(args.q_descale.data) *
+            scores.multiply((has_query_bytes<Row> ? *static_cast<const float*>(args.q_descale.data) : 1.0f) *
                             *static_cast<const float*>(args.k_descale.data));
 #pragma unroll
         for (int m = 0; m < atoms; ++m)

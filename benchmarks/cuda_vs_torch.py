@@ -27,7 +27,7 @@ from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.problem import Problem as AnyProblem
 
-SCENARIOS = ("forward", "backward", "decode", "latent", "launch")
+SCENARIOS = ("forward", "backward", "decode", "fp8_cache", "latent", "launch")
 TOKENS, HIDDEN = 16_384, 2_048
 DECODED = (1, 8, 32, 128)
 """Batches of decoding."""
@@ -213,6 +213,27 @@ class Bench:
                 targets["copy x 0.85"] = ratios["of copy"] >= 0.85
             yield Row("decode", labels, figures, targets, kernel)
 
+    def fp8_cache(self, seqlens: Sequence[int]) -> Iterator[Row]:
+        """Decoding over a cache of fp8, and over one of bf16 with the same numbers."""
+        narrow = decode_problems(seqlens, GROUPED, "bf16kvfp8")
+        for problem, wide in zip(narrow, decode_problems(seqlens, GROUPED), strict=True):
+            q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
+            k, v = (
+                tensors(problem.batch, problem.nhead_k, problem.seqlen_k, problem.hdim_q).to(torch.float8_e4m3fn)
+                for _ in range(2)
+            )
+            of_wide = {"q": q, "k": k.to(q.dtype), "v": v.to(q.dtype)}
+            o = torch.empty_like(q)
+            bound, kernel = self.bound(problem, {"q": q, "k": k, "v": v}, {"o": o})
+            of_bf16, _ = self.bound(wide, of_wide, {"o": torch.empty_like(q)})
+            check(f"fp8 cache {problem.key}", o, cudnn(*of_wide.values()))
+            times = medians({"ours": bound.enqueue, "bf16": of_bf16.enqueue}, self.seconds, cold=True)
+            share = times["ours"] / times["bf16"]
+            figures = {f"{name} us": 1e3 * ms for name, ms in times.items()}
+            figures |= {"GB/s": problem.bytes / times["ours"] / 1e6, "time of bf16": share}
+            labels = {"batch": problem.batch, "seqlen": problem.seqlen_k}
+            yield Row("fp8_cache", labels, figures, {"0.6 of bf16": share <= 0.6}, kernel)
+
     def latent(self, seqlens: Sequence[int]) -> Iterator[Row]:
         for problem in decode_problems(seqlens, LATENT):
             q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
@@ -264,10 +285,10 @@ def backward_problem(hdim: int, seqlen: int, mask: str) -> Problem:
     )
 
 
-def decode_problems(seqlens: Sequence[int], heads: Mapping[str, int]) -> Iterator[Problem]:
+def decode_problems(seqlens: Sequence[int], heads: Mapping[str, int], dtype: str = "bf16") -> Iterator[Problem]:
     for batch in DECODED:
         for seqlen in seqlens:
-            yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype="bf16", **heads)
+            yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype=dtype, **heads)
 
 
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -311,7 +332,8 @@ def main() -> None:
             for mask in ("no", "causal"):
                 problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
                 problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
-    problems += decode_problems(options.seqlen, GROUPED) if "decode" in chosen else []
+    problems += decode_problems(options.seqlen, GROUPED) if {"decode", "fp8_cache"} & {*chosen} else []
+    problems += decode_problems(options.seqlen, GROUPED, "bf16kvfp8") if "fp8_cache" in chosen else []
     problems += decode_problems(options.seqlen, LATENT) if "latent" in chosen else []
     if options.candidates:
         rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
@@ -327,6 +349,7 @@ def main() -> None:
         "forward": lambda: bench.forward(options.hdim, options.seqlen),
         "backward": lambda: bench.backward(options.hdim, options.seqlen),
         "decode": lambda: bench.decode(options.seqlen),
+        "fp8_cache": lambda: bench.fp8_cache(options.seqlen),
         "latent": lambda: bench.latent(options.seqlen),
         "launch": bench.launch,
     }

@@ -98,6 +98,23 @@ def test_blocks_that_a_block_mask_leaves_out_are_never_read(catalog: Catalog, hd
     np.testing.assert_array_equal(o[blind].astype(np.float32), before[blind].astype(np.float32))
 
 
+@pytest.mark.parametrize("exponent", [-100, -20, -1, 13, 16, 60, 100])
+@pytest.mark.parametrize(("hdim", "queries"), [(128, 1), (128, 40), (256, 3)])
+def test_bf16_queries_of_any_size_over_fp8_keys(catalog: Catalog, hdim: int, queries: int, exponent: int) -> None:
+    """bf16 has a wider range than fp16, in which they are multiplied. A row of zeros and one of single numbers, too."""
+    sizes = {"op": "splitkv", "batch": 1, "nhead_q": 8, "nhead_k": 2, "seqlen_q": queries, "seqlen_k": 300}
+    scale = hdim**-0.5 * 2.0**-exponent
+    problem = Problem(**sizes, hdim_q=hdim, dtype="bf16kvfp8", scale=scale, lse=True)
+    inputs = make_inputs(problem, 1)
+    inputs["q"] = (inputs["q"].astype(np.float32) * 2.0**exponent).astype(inputs["q"].dtype)
+    inputs["q"][0, 0] = 0
+    inputs["q"][0, 1, :, 1:] = 0
+    plans = [catalog.plan(problem, one.kernel) for one in catalog.candidates(problem, arch=ARCH)]
+    build(catalog, (kernel for plan in plans for kernel in plan.kernels))
+    for plan in plans:
+        assert not wrong(plan, inputs), plan.kernels[0].name
+
+
 @pytest.mark.parametrize("hdim", [64, 128, 192, 256])
 def test_deterministic_backward_is_the_same_bits_every_time(
     catalog: Catalog, tested: Mapping[Op, list[Row]], hdim: int

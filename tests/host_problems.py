@@ -265,6 +265,8 @@ def _optional(problem: Problem, rng: np.random.Generator) -> dict[str, Array]:
             drawn[name] = rng.normal(0, 2, tensor.shape).astype(np.float32)
         elif name == "rng_state":
             drawn[name] = rng.integers(0, 2**64, 2, dtype=np.uint64)
+        elif name.endswith("_descale"):
+            drawn[name] = rng.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
         else:
             stored = [lengths[name == "seqlens_k"] for lengths in problem.sequences]
             drawn[name] = rng.integers(0, np.array(stored, np.int64) + 1).astype(np.int32)

@@ -111,6 +111,26 @@ def test_tolerance_of_rotated_tokens():
         assert not allowed[name].allows(wrong, expected[name])
 
 
+def test_tolerance_of_tokens_that_are_rounded_to_the_cache():
+    sizes = {"batch": 2, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 3, "seqlen_k": 64, "seqlen_new": 9, "hdim_q": 64}
+    for rotary in ({}, {"rope": "half", "rotary_dim": 32, "mask": "causal"}):
+        problem = Problem(op="appendkv", **sizes, **rotary, dtype="bf16kvfp8")
+        inputs = make_inputs(problem)
+        inputs["v_new"][0, 0, 0, 0] = 1000  # beyond what fp8 holds, divided by its factor, too
+        inputs |= {name: np.float32([factor]) for name, factor in (("k_descale", 0.75), ("v_descale", 1.5))}
+        expected, allowed = reference(problem, inputs), tolerances(problem, inputs)
+        assert expected["v_cache"].max() == 448
+        rounded = {name: result.astype(element_type(problem, name)) for name, result in expected.items()}
+        for name, result in rounded.items():
+            assert allowed[name].allows(result, expected[name])
+        assert allowed["v_cache"].used(rounded["v_cache"], expected["v_cache"]) > 0.9
+        before = inputs["seqlens_k"][0]
+        for place, factor in ((before, 1.2), (before - 1, 1.0001)):  # a new token, and one that was there
+            wrong = rounded["v_cache"].astype(np.float64)
+            wrong[0, 1, place] *= factor
+            assert not allowed["v_cache"].allows(wrong, expected["v_cache"])
+
+
 @pytest.mark.parametrize("dtype", list(ELEMENTS))
 def test_rounding_of_every_dtype_is_allowed(dtype):
     """Every number that O may be, and what is between: values of one key each."""

@@ -103,7 +103,7 @@ def flash_attn_with_kvcache(
         alibi_slopes: (heads,) or (batch, heads), float32.
         num_splits: parts that the tokens are divided into, which are computed in parallel; 1: none; 0: chosen.
         return_softmax_lse: whether to return (O, LSE).
-        k_descale: float32, (1,): the factor of a k_cache of float8_e4m3fn; default: 1.
+        k_descale: float32, (1,): the factor of a k_cache of float8_e4m3fn, by which k is divided; default: 1.
         v_descale: likewise of v_cache.
 
     Returns:
@@ -131,14 +131,15 @@ def flash_attn_with_kvcache(
             f"q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}: expected (batch, "
             "tokens, heads, head dim), and of a paged cache (pages, page size, heads, head dim)"
         )
-    descales = _descales_of(k_cache, k, k_descale, v_descale)
+    descales = _descales_of(k_cache, k_descale, v_descale)
     store = _cache_of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table)
     lengths = _lengths_of(cache_seqlens, q, store.capacity)
     keys = store.capacity
     options = options_of("bshd", keys, 0.0, softmax_scale, causal, window_size, softcap, deterministic=False)
     if k is not None and v is not None:
         rotary = None if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin)
-        q = append(q, store, k, v, lengths, rotary, rope="inter" if rotary_interleaved else "half", options=options)
+        rope: Rope = "inter" if rotary_interleaved else "half"
+        q = append(q, store, k, v, lengths, rotary, rope=rope, options=options, descales=descales)
         lengths = lengths + k.shape[1]
     o, lse = attend(q, store, lengths, options, slopes_of(alibi_slopes), num_splits, descales)
     return (o, lse) if return_softmax_lse else o
@@ -154,6 +155,7 @@ def append(
     *,
     rope: Rope,
     options: Options,
+    descales: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor:
     """Write k and v into a cache, behind ``lengths`` tokens of each sequence; return q, rotated if k is.
 
@@ -166,6 +168,7 @@ def append(
         rotary: cosines and sines, (at least the capacity, half of the rotated elements); None: nothing is rotated.
         rope: which elements are a pair.
         options: their mask says whether queries have successive positions.
+        descales: as of :func:`attend`; k and v are divided by them.
 
     Raises:
         TensorError, ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as
@@ -178,7 +181,7 @@ def append(
         store.capacity,
         store.paging,
         k.shape[1],
-        q.dtype,
+        elements_of(q.dtype, store.k.dtype),
         "no" if rotary is None else rope,
         0 if rotary is None else 2 * rotary[0].shape[-1],
         "no" if options.mask == "no" else "bottom_right",
@@ -191,6 +194,7 @@ def append(
         "k_new": ready(k, arch),
         "v_new": ready(v, arch),
         "seqlens_k": lengths,
+        **descales,
     }
     if store.table is not None:
         tensors["block_table"] = store.table
@@ -287,17 +291,14 @@ def _check_together(
 
 
 def _descales_of(
-    k_cache: torch.Tensor, k: torch.Tensor | None, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None
+    k_cache: torch.Tensor, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
     """The factors of a cache, by name: of K and of V, or none.
 
     Raises:
-        ArgumentError: the cache cannot have factors, or new tokens would have to be quantised.
+        ArgumentError: the cache cannot have factors.
     """
-    if k_cache.dtype == torch.float8_e4m3fn:
-        if k is not None:
-            raise ArgumentError("k and v are not quantised: write them into the cache of float8_e4m3fn before the call")
-    elif k_descale is not None or v_descale is not None:
+    if k_cache.dtype != torch.float8_e4m3fn and (k_descale is not None or v_descale is not None):
         raise ArgumentError(
             f"k_descale and v_descale are factors of a cache of float8_e4m3fn, and this is {k_cache.dtype}"
         )
@@ -352,7 +353,7 @@ def _append_problem(
     capacity: int,
     paging: tuple[int, int],
     new: int,
-    dtype: torch.dtype,
+    dtype: Elements,
     rope: Rope,
     rotary_dim: int,
     mask: Literal["no", "bottom_right"],

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from catalog.errors import ProblemError
 from catalog.ops.attention.fields import (
     ELEMENTS,
-    OF_CACHES,
     OP_FIELDS,
     QSCALES,
     QUANTISED,
@@ -166,11 +165,6 @@ def _check_append(problem: Problem) -> None:
 def _check_quantisation(problem: Problem) -> None:
     if problem.dtype in QUANTISED and problem.op == "bwd":
         raise ProblemError(f"dtype={str(problem.dtype)!r} does not apply to op='bwd': there is no quantised backward")
-    if problem.dtype in OF_CACHES and problem.op == "appendkv":
-        raise ProblemError(
-            f"dtype={str(problem.dtype)!r} does not apply to op='appendkv': new tokens are not quantised",
-            hint="Quantise them first, and append them with dtype='fp8'.",
-        )
     if problem.qscale is Qscale.NO:
         return
     if problem.dtype not in QUANTISED:

@@ -213,6 +213,9 @@ def _append(shapes: _Shapes) -> dict[str, TensorForm]:
         "v_new": shapes.rows("v_new", "new", problem.hdim_v),
         "seqlens_k": shapes.list_of("seqlens_k", "int32", "batch"),
     }
+    if problem.dtype in OF_CACHES:
+        for slot in ("k_descale", "v_descale"):
+            tensors[slot] = TensorForm((1,), "float32", "input", (None, None, None), slot, optional=True)
     if problem.paged:
         tensors |= {"block_table": _page_table(shapes)["block_table"]}
     if problem.rope is not Rope.NO:

@@ -32,7 +32,8 @@ P = exp(score - lse) that are off by a factor of exp(E):
 - dQ = scale (cap' * dS) K: scale times sum(error of cap' * dS |K|), plus the error of the sum. dK likewise.
 - dV = P^T dO: sum(P |dO| (E + error of the sum)).
 
-Data that is only copied, and random bytes, must be exact.
+Data that is only copied, and random bytes, must be exact. Tokens that are rotated may be rounded to their type before
+they are rounded to that of a cache of fp8.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from numpy.typing import NDArray
 from catalog.ops.attention.fields import OF_CACHES, QUANTISED, Op
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import log_sum_exp, lse_gradient, lse_shape, probabilities
-from catalog.ops.attention.reference.append import appended, rotary_pairs
+from catalog.ops.attention.reference.append import appended, rotary_pairs, rotated
 from catalog.ops.attention.reference.sequences import Head, sequences
 from catalog.ops.attention.traits import Rope
 from catalog.runtime.tensor_cores import truncation_of_sums
@@ -160,10 +161,18 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Products)
 
 
 def _append(problem: Problem, inputs: Mapping[str, Array], _: _Products) -> dict[str, Tolerance]:
-    if problem.rope is Rope.NO:
+    quantises = problem.dtype in OF_CACHES
+    if problem.rope is Rope.NO and not quantises:
         return dict.fromkeys(("q", "k_cache", "v_cache"), EXACT)
-    empty = {name: np.zeros(problem.shapes[name]) for name in ("k_cache", "v_cache", "v_new")}
+    caches = {name: np.zeros(problem.shapes[name]) for name in ("k_cache", "v_cache")}
+    copied = ("v_new",) if problem.rope is not Rope.NO else ("q", "k_new", "v_new")
+    empty = caches | {name: np.zeros(problem.shapes[name]) for name in copied}
     errors = appended(problem, {**inputs, **empty}, _of_rotated)
+    if quantises:
+        stored = appended(problem, {**inputs, **caches}, rotated)
+        for name in caches:
+            sizes = np.abs(stored[name]) + errors[name]
+            errors[name] += (_roundoff(problem, name) + _FEW) * sizes + np.where(sizes > 0, _step(problem, name), 0.0)
     return {name: Tolerance(atol, 0.0) for name, atol in errors.items()}
 
 

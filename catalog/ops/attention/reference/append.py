@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from catalog.ops.attention.fields import OF_CACHES
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Mask, Rope
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
+LARGEST_FP8 = 448.0
+"""The largest number of OCP's e4m3, to which conversions saturate."""
 Rotate = Callable[[Problem, Float64, Float64, Float64], Float64]
 """(problem, tokens, cos, sin) to tokens, (seqlen, nhead, hdim_q); cos and sin are (seqlen, 1, rotary_dim / 2)."""
 
@@ -21,7 +24,8 @@ def appended(problem: Problem, inputs: Mapping[str, Array], rotate: Rotate) -> d
     """``q``, ``k_cache`` and ``v_cache`` of an appendkv, float64, with ``rotate`` for the rotary embedding.
 
     The new tokens of sequence b have the positions from seqlens_k[b] on. With a mask the queries have these positions
-    too; without one all queries have the first of them.
+    too; without one all queries have the first of them. A cache of fp8 under queries of 16 bits gets the new tokens
+    divided by its factor, if there is one, and limited to what fp8 holds, but not rounded.
     """
     q, k_cache, v_cache = (inputs[name].astype(np.float64) for name in ("q", "k_cache", "v_cache"))
     for sequence in range(problem.batch):
@@ -33,6 +37,7 @@ def appended(problem: Problem, inputs: Mapping[str, Array], rotate: Rotate) -> d
         positions = before + np.arange(problem.seqlen_new or 0)
         k_new, v_new = (_tokens(problem, inputs[name], sequence).astype(np.float64) for name in ("k_new", "v_new"))
         k_new = _rotated_to(problem, inputs, k_new, positions, rotate)
+        k_new, v_new = (_divided(problem, inputs, f"{axis}_descale", new) for axis, new in (("k", k_new), ("v", v_new)))
         for cache, tokens in ((k_cache, k_new), (v_cache, v_new)):
             if problem.paged:
                 pages = inputs["block_table"][sequence, positions // problem.page_size]
@@ -57,6 +62,14 @@ def rotary_pairs(problem: Problem) -> tuple[slice, slice]:
     if problem.rope is Rope.INTER:
         return slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)
     return slice(0, rotary_dim // 2), slice(rotary_dim // 2, rotary_dim)
+
+
+def _divided(problem: Problem, inputs: Mapping[str, Array], descale: str, tokens: Float64) -> Float64:
+    if problem.dtype not in OF_CACHES:
+        return tokens
+    factor = float(inputs[descale][0]) if descale in inputs else 1.0
+    quotients: Float64 = np.clip(tokens / factor, -LARGEST_FP8, LARGEST_FP8)
+    return quotients
 
 
 def _rotated_to(

@@ -1,7 +1,8 @@
 // Appends new keys and values to the tokens in the cache, and applies rotary embedding (RoPE) to keys and queries.
 //
 // Key t of a sequence with n cached tokens has position n + t. Query i has position n + i if the attention that follows
-// is masked, otherwise n, as in flash-attn and CK Tile.
+// is masked, otherwise n, as in flash-attn and CK Tile. A cache of 8 bits under queries of 16 gets the new tokens divided
+// by its factors, if it has any.
 #pragma once
 
 #include "kv.hpp"
@@ -11,7 +12,8 @@ namespace catalog::host {
 
 template <class Row>
 class Append {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
+    using Cached = typename Row::dtype;
     static constexpr int width = round_up(Row::hdim_q, lanes);
 
    public:
@@ -19,35 +21,50 @@ class Append {
         : args(args), sequence(sequence), cached(list_of<std::int32_t>(args.seqlens_k)[sequence]) {}
 
     void key(std::int64_t head, std::int64_t token) const {
-        rotate(rows_of<const T>(args.k_new, sequence, head, token)[0], cached + token,
+        rotate(rows_of<const T>(args.k_new, sequence, head, token)[0], cached + token, factor_of(args.k_descale),
                slot(args.k, head, cached + token));
     }
 
     void value(std::int64_t head, std::int64_t token) const {
-        std::memcpy(slot(args.v, head, cached + token), rows_of<const T>(args.v_new, sequence, head, token)[0],
-                    args.hdim_v * sizeof(T));
+        copy(rows_of<const T>(args.v_new, sequence, head, token)[0], args.hdim_v, factor_of(args.v_descale),
+             slot(args.v, head, cached + token));
     }
 
     void query(std::int64_t head, std::int64_t token) const {
         const bool masked = args.window_left >= 0 || args.window_right >= 0;
-        rotate(rows_of<const T>(args.q, sequence, head, token)[0], masked ? cached + token : cached,
+        rotate(rows_of<const T>(args.q, sequence, head, token)[0], masked ? cached + token : cached, 1.0f,
                rows_of<T>(args.q_out, sequence, head, token)[0]);
     }
 
    private:
-    T* slot(const catalog_tensor& cache, std::int64_t head, std::int64_t position) const {
-        if constexpr (!Row::paged_kv) return rows_of<T>(cache, sequence, head, position)[0];
+    Cached* slot(const catalog_tensor& cache, std::int64_t head, std::int64_t position) const {
+        if constexpr (!Row::paged_kv) return rows_of<Cached>(cache, sequence, head, position)[0];
         const std::int64_t page = page_of<Row>(args, sequence, position / args.page_size);
-        return rows_of<T>(cache, page, head, position % args.page_size)[0];
+        return rows_of<Cached>(cache, page, head, position % args.page_size)[0];
+    }
+
+    // What a token is multiplied with on its way into the cache.
+    static float factor_of(const catalog_tensor& descale) {
+        return !std::is_same_v<T, Cached> && descale.data ? 1.0f / *list_of<float>(descale) : 1.0f;
+    }
+
+    template <class To>
+    static void copy(const T* from, std::int64_t count, float factor, To* to) {
+        if constexpr (std::is_same_v<T, To>)
+            std::memcpy(to, from, count * sizeof(T));
+        else
+            for (std::int64_t d = 0; d < count; d += lanes)
+                store_first(to + d, load_first(from + d, count - d) * factor, count - d);
     }
 
     static void read(const T* from, std::int64_t count, float* to) {
         for (std::int64_t d = 0; d < count; d += lanes) store(to + d, load_first(from + d, count - d));
     }
 
-    void rotate(const T* from, std::int64_t position, T* to) const {
+    template <class To>
+    void rotate(const T* from, std::int64_t position, float factor, To* to) const {
         if constexpr (Row::rope == Rope::none) {
-            std::memcpy(to, from, args.hdim_q * sizeof(T));
+            copy(from, args.hdim_q, factor, to);
         } else {
             float x[width], cosine[width], sine[width];
             const std::int64_t pairs = args.rotary_dim / 2;
@@ -61,7 +78,8 @@ class Append {
                 first = a * cosine[i] - b * sine[i];
                 second = b * cosine[i] + a * sine[i];
             }
-            for (std::int64_t d = 0; d < args.hdim_q; d += lanes) store_first(to + d, load(x + d), args.hdim_q - d);
+            for (std::int64_t d = 0; d < args.hdim_q; d += lanes)
+                store_first(to + d, load(x + d) * factor, args.hdim_q - d);
         }
     }
 

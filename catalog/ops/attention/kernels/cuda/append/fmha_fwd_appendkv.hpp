@@ -1,7 +1,8 @@
 // Appends new keys and values to the tokens in the cache, and applies rotary embedding (RoPE) to keys and queries.
 //
 // Key t of a sequence with n cached tokens has position n + t. Query i has position n + i if the attention that follows
-// is masked, otherwise n, as in flash-attn and CK Tile.
+// is masked, otherwise n, as in flash-attn and CK Tile. A cache of 8 bits under queries of 16 gets the new tokens divided
+// by its factors, if it has any.
 //
 // The rows of all heads are read once and written once, by neighbouring lanes, twice 8 elements each: as many lanes as
 // the head dim needs, so that a row belongs to one warp. Each lane has tile_m0 queries in flight, or the keys and values
@@ -30,7 +31,8 @@ struct AppendGrid {
 
 template <class Row, int lanes, bool whole>
 class Append {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
+    using Cached = typename Row::dtype;
     static constexpr int rows = append_threads / lanes;  // that a block has at a time
 
    public:
@@ -59,6 +61,7 @@ class Append {
                 if (pieces.element[j] < args.hdim_v)
                     v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j]);
         }
+        const float of_k = factor_of(args.k_descale), of_v = factor_of(args.v_descale);
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             if (!place[i].exists) continue;
@@ -67,8 +70,8 @@ class Append {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int element = pieces.element[j];
-                if (element < args.hdim_q) store(place[i].in(args.k, head) + element, k[i].piece[j].bits);
-                if (element < args.hdim_v) store(place[i].in(args.v, head) + element, v[i][j]);
+                if (element < args.hdim_q) keep(place[i].in(args.k, head) + element, k[i].piece[j].bits, of_k);
+                if (element < args.hdim_v) keep(place[i].in(args.v, head) + element, v[i][j], of_v);
             }
         }
     }
@@ -104,8 +107,8 @@ class Append {
         int batch, token;
         bool exists;
 
-        __device__ __forceinline__ T* in(const catalog_tensor& cache, int head) const {
-            return rows_of<T>(cache, batch, head, token);
+        __device__ __forceinline__ Cached* in(const catalog_tensor& cache, int head) const {
+            return rows_of<Cached>(cache, batch, head, token);
         }
     };
 
@@ -140,6 +143,28 @@ class Append {
         *reinterpret_cast<uint4*>(elements) = bits;
     }
 
+    // What a token is multiplied with on its way into the cache.
+    static __device__ __forceinline__ float factor_of(const catalog_tensor& descale) {
+        if constexpr (!narrows) return 1.0f;
+        return descale.data ? 1.0f / *static_cast<const float*>(descale.data) : 1.0f;
+    }
+
+    static __device__ __forceinline__ void keep(Cached* elements, uint4 bits, float factor) {
+        if constexpr (narrows) {
+            Eight<T> eight;
+            eight.bits = bits;
+            float x[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(eight.element[i]) * factor;
+            *reinterpret_cast<uint2*>(elements) =
+                make_uint2(pack_fp8(x[0], x[1], x[2], x[3]), pack_fp8(x[4], x[5], x[6], x[7]));
+        } else {
+            store(elements, bits);
+        }
+    }
+
+    static constexpr bool narrows = !std::is_same_v<T, Cached>;
+
     const catalog_args& args;
     const AppendGrid& grid;
     const int sequence;
@@ -165,7 +190,7 @@ inline bool appends_keys(const catalog_args& args) {
 
 template <class Row>
 inline bool valid_append(const catalog_args& args) {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
     static_assert(Row::hdim_q <= 256 && Row::hdim_v <= 256, "a row belongs to one warp");
     if (!valid_sizes(args) || args.seqlen_new < 0 || args.seqlen_new > most_tokens || !valid_pages<Row>(args))
         return false;

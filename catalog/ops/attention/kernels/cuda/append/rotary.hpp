@@ -30,7 +30,7 @@ struct LanePieces {
 // A lane's pieces of a row. Reading and rotating are apart, so that several rows are in flight.
 template <class Row, int lanes, bool whole>
 class RotaryRow {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
     using Pieces = LanePieces<Row, lanes, whole>;
 
    public:

@@ -3,7 +3,7 @@
 // columns between two warpgroups is FlashMLA's.
 //
 // While the values of a tile are summed up, the next tile is weighed. Each warpgroup that sums up then copies, to where its
-// own values were, those of the tile after that. Fetching tiles into the L2 earlier gains nothing.
+// own values were, those of the tile after that, half a tile at a time. Fetching tiles into the L2 earlier gains nothing.
 #pragma once
 
 #include "latent_loads.hpp"
@@ -30,8 +30,11 @@ __device__ __forceinline__ void sum_up_one_cache(LatentSums<Row, partial>& sums,
         sums.await_weights();
         sums.start_adding(ring);
         const auto next = loads.find_keys(key + 2 * keys, end);
+        sums.finish_half();
+        const bool more = key + 2 * keys < end;
+        if (more) loads.template load_half_of_keys<0>(next, ring.stage);
         sums.finish_adding();
-        if (key + 2 * keys < end) loads.load_keys(next, ring.stage);
+        if (more) loads.template load_half_of_keys<1>(next, ring.stage);
     }
 }
 

@@ -34,7 +34,7 @@ class LatentLoads {
             places.row[i] = reinterpret_cast<const char*>(
                 work.template element_of<const std::uint16_t>(args.q, work.row_at(places.exists[i] ? at : 0)));
         }
-        copy<Shape::panels>(places, shared, 0, static_cast<int>(args.hdim_q));
+        copy<Shape::panels, 0, count>(places, shared, 0, static_cast<int>(args.hdim_q));
         copy_commit();
     }
 
@@ -49,16 +49,25 @@ class LatentLoads {
     // Copies them to a stage: of the values the panels that the warpgroup sums up, and of keys the same and, by the first
     // group, what is behind the values.
     __device__ __forceinline__ void load_keys(const Places& places, int stage) const {
+        load_half_of_keys<0>(places, stage);
+        load_half_of_keys<1>(places, stage);
+    }
+
+    // The first or the second half of the tile's keys; the second completes the stage.
+    template <int half>
+    __device__ __forceinline__ void load_half_of_keys(const Places& places, int stage) const {
+        constexpr int begin = half * count / 2, end = begin + count / 2;
         const std::uint32_t target = shared + Shape::stages + stage * Shape::stage_bytes;
         const int hdim = static_cast<int>(args.hdim_q);
-        copy<Shape::panels_of_group>(places, target, group * Shape::panels_of_group, hdim);
-        if (group == 0) copy<Shape::panels - Shape::value_panels>(places, target, Shape::value_panels, hdim);
-        copy_arrive(Shape::full(shared, stage, group));
+        copy<Shape::panels_of_group, begin, end>(places, target, group * Shape::panels_of_group, hdim);
+        if (group == 0)
+            copy<Shape::panels - Shape::value_panels, begin, end>(places, target, Shape::value_panels, hdim);
+        if constexpr (half == 1) copy_arrive(Shape::full(shared, stage, group));
     }
 
     __device__ __forceinline__ void load_values(const Places& places, int stage) const {
-        copy<Shape::panels_of_group>(places, shared + Shape::stages + stage * Shape::stage_bytes,
-                                     group * Shape::panels_of_group, static_cast<int>(args.hdim_v));
+        copy<Shape::panels_of_group, 0, count>(places, shared + Shape::stages + stage * Shape::stage_bytes,
+                                               group * Shape::panels_of_group, static_cast<int>(args.hdim_v));
         copy_arrive(Shape::full(shared, stage, group));
     }
 
@@ -86,14 +95,15 @@ class LatentLoads {
         return places;
     }
 
-    template <int panels>
+    // The thread's rows from number `begin` to `end`.
+    template <int panels, int begin, int end>
     __device__ __forceinline__ void copy(const Places& places, std::uint32_t target, int first_panel, int hdim) const {
         target += first_panel * Shape::kv_panel + swizzled(row, piece * 16);
         const int column = first_panel * panel_columns + piece * 8;
 #pragma unroll
         for (int panel = 0; panel < panels; ++panel)
 #pragma unroll
-            for (int i = 0; i < count; ++i)
+            for (int i = begin; i < end; ++i)
                 copy_async(target + panel * Shape::kv_panel + i * rows_apart * panel_row_bytes,
                            places.row[i] + column * 2 + panel * panel_row_bytes,
                            places.exists[i] && (!Row::pad_d || column + panel * panel_columns < hdim));

@@ -175,7 +175,7 @@ class LatentSums {
         for (int i = 0; i < columns / 2; ++i) o[i] *= factor[i / 2 % 2];
     }
 
-    // Starts to add the values of a stage.
+    // Starts to add the values of a stage: of the first half of its keys, then of the second.
     __device__ __forceinline__ void start_adding(const Ring<2>& ring) {
         barrier_wait(Shape::full(shared, ring.stage, group), ring.phase);
         fence_proxy_async();
@@ -186,9 +186,17 @@ class LatentSums {
         pin(o);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < Shape::keys / 16; ++step)
+        for (int step = 0; step < Shape::keys / 16; ++step) {
             wgmma<T, Major::mn>(o, advance(weights, step * 32), advance(values, step * 16 * panel_row_bytes), true);
+            if (step == Shape::keys / 32 - 1) wgmma_commit();
+        }
         wgmma_commit();
+    }
+
+    // Afterwards the warpgroup does not read the values of the first half any more.
+    __device__ __forceinline__ void finish_half() const {
+        wgmma_wait<1>();
+        named_barrier_sync(2 + group, 128);
     }
 
     // Afterwards the warpgroup does not read the stage any more.

@@ -37,7 +37,15 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             wgmma_wait<0>();
             pin(s);
             barrier_wait(barriers.v(), 0);
-            while (head < heads) {
+            if constexpr (Row::block_mask) {
+                for (Visit next; (next = Base::visit_of(place.stage)).tile >= 0;) {
+                    visit(next.head, next.tile, weights, true, place, grad_o_place, s, dk, dv);
+                    place = place.next();
+                    grad_o_place = grad_o_place.next();
+                    weights ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                }
+            }
+            while (!Row::block_mask && head < heads) {
                 const bool last = tile + 1 == work.end();
                 visit(head, tile, weights, !last || head + 1 < heads, place, grad_o_place, s, dk, dv);
                 place = place.next();

@@ -157,33 +157,4 @@ struct WorkInMemory {
     }
 };
 
-// The order in which blocks add to a tile of dQ: the last keys first. A block waits only for blocks that come before it
-// in the grid, which are running or done: so all of them end. Since all visit tiles in the same order, a block that has
-// once waited for the one before follows it without waiting again.
-//
-// FlashAttention-3 orders its additions by such counters too.
-template <class Row>
-struct Turns {
-    const WorkInMemory work;
-
-    // Whether all blocks before this one have added to a tile of the head.
-    __device__ __forceinline__ bool has_come(int tile) const {
-        const int last = (tile + 1) * Row::tile_m0 - 1 + work.diagonal() + work.right();
-        const int last_key = min(last, work.seqlen_k() - 1);  // that the tile sees
-        const int before = last_key / Row::tile_n0 - work.first_key() / Row::tile_n0;
-        return load_acquire(work.counters() + tile) >= before;
-    }
-
-    __device__ __forceinline__ void wait(int tile) const {
-        while (!has_come(tile)) {
-        }
-    }
-
-    // By the thread that has added, once its additions are written.
-    __device__ __forceinline__ void pass(int tile) const {
-        fence_proxy_async_global();
-        add_release(work.counters() + tile, 1);
-    }
-};
-
 }  // namespace catalog::cuda

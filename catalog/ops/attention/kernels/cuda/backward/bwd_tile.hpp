@@ -12,7 +12,7 @@
 
 namespace catalog::cuda {
 
-inline constexpr int work_bytes = 72, visit_bytes = 8;  // of WorkInMemory, and of a Visit
+inline constexpr int visit_bytes = 8;  // of a Visit
 
 constexpr int round_up(int length, int step) { return (length + step - 1) / step * step; }
 
@@ -30,10 +30,11 @@ struct BackwardTile {
     static constexpr int stages = Row::num_stages, grad_o_stages = divides_hdim ? 1 : stages;
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
 
-    // Who looks for tiles in a bitmap needs more registers, where those who multiply can spare them.
-    static constexpr bool spares_registers = Row::block_mask && !divides_hdim && !Row::dbias;
-    static constexpr int consumer_registers = spares_registers ? 232 : 240;
-    static constexpr int loader_registers = spares_registers ? 40 : Row::block_mask ? 32 : 24;
+    // Who looks for tiles in a bitmap needs more registers, and who multiplies can spare them.
+    static constexpr int consumer_registers = Row::block_mask ? 232 : 240;
+    static constexpr int loader_registers = Row::block_mask ? 40 : 24;
+    static_assert(consumers * consumer_registers + 128 * loader_registers <= threads * (65536 / threads / 8 * 8),
+                  "what warpgroups claim must have been released, or they wait forever");
 
     // The warpgroups divide the queries of dQ, or else its head dim, for which narrow heads transpose it. A tile is staged
     // in `dq_rounds` rounds.
@@ -71,6 +72,7 @@ struct BackwardTile {
 
     // In turns dQ of narrow heads is staged twice where there is room: a turn may be long in coming.
     static constexpr int most_shared_bytes = 232448, barriers_bytes = (14 + 4 * stages) * 8;
+    static constexpr int work_bytes = Row::block_mask ? 80 : 72;  // of WorkInMemory
     static constexpr int visits_bytes = Row::block_mask ? stages * visit_bytes : 0;
     static constexpr int rest_bytes = 2 * stages * row_bytes + barriers_bytes + work_bytes + visits_bytes;
     static constexpr bool fits_twice = dq_at + 2 * dq_bytes + rest_bytes <= most_shared_bytes;

@@ -9,22 +9,29 @@
 
 namespace catalog::cuda {
 
-// The bitmap of a head, which counts from the group's first.
-__device__ __forceinline__ const std::uint8_t* bitmap_of(const catalog_args& args, const WorkInMemory& work, int head) {
+// The row of a bitmap that a tile of queries reads. `head` counts from the group's first.
+__device__ __forceinline__ const std::uint8_t* bitmap_row(const catalog_args& args, const WorkInMemory& work, int head,
+                                                          int row) {
     return static_cast<const std::uint8_t*>(args.block_mask.data) +
-           offset_of(args.block_mask, work.batch(), work.head_k() * work.heads() + head, 0);
+           offset_of(args.block_mask, work.batch(), work.head_k() * work.heads() + head, row);
 }
 
-// The column of the bitmap that a block reads, or two: a block of the mask has a multiple of 64 keys.
+// The column of a bitmap that a block reads: its keys are in one entry of a row, or 64 of them each in two. Whatever it
+// takes to find it is read again: those who load have no registers to keep it.
+template <class Row>
 struct BlockColumn {
-    const std::uint8_t* first;
-    std::int64_t stride;
-    int second;  // from the first one on
+    const catalog_args& args;
+    const WorkInMemory work;
+    const int head;
 
-    __device__ __forceinline__ bool first_half(int entry) const { return first[entry * stride] != 0; }
-    __device__ __forceinline__ bool second_half(int entry) const { return first[entry * stride + second] != 0; }
-    __device__ __forceinline__ bool operator()(int entry) const {
-        return (first[entry * stride] | first[entry * stride + second]) != 0;
+    __device__ __forceinline__ int tiles() const { return tiles_of_entry<Row>(args); }
+    __device__ __forceinline__ bool exists(int entry) const { return entry * tiles() < work.end(); }
+    __device__ __forceinline__ bool is_named(int entry) const { return halves(entry) != 0; }
+
+    // Whether queries of an entry see the first 64 keys, and the last 64: a bit each.
+    __device__ __forceinline__ int halves(int entry) const {
+        const std::uint8_t* const row = bitmap_row(args, work, head, entry);
+        return (row[work.first_entry()] != 0) | (row[work.last_entry()] != 0) << 1;
     }
 };
 
@@ -49,43 +56,25 @@ class TileWalk {
 
 template <class Row>
 class TileWalk<Row, true> {
-    using Tile = BackwardTile<Row>;
-
    public:
     __device__ __forceinline__ TileWalk(const catalog_args& args, const WorkInMemory& work, int head)
-        : work(work),
-          tiles(static_cast<int>(args.block_mask_q) / Tile::m),
-          column(column_of(args, work, head)),
-          entries(column, (work.end() + tiles - 1) / tiles),
-          first_tile(max(work.begin(), enter(work.begin() / tiles))) {}
+        : column{args, work, head}, first_tile(max(work.begin(), enter(work.begin() / column.tiles()))) {}
 
     __device__ __forceinline__ int first() const { return first_tile; }
 
     __device__ __forceinline__ int after(int tile) {
         const int next_entry = entries.found() + 1;
-        return tile + 1 < next_entry * tiles ? tile + 1 : enter(next_entry);
+        return tile + 1 < next_entry * column.tiles() ? tile + 1 : enter(next_entry);
     }
 
-    // Whether queries of the present tile see the first 64 keys, and the last 64: a bit each.
-    __device__ __forceinline__ int halves() const {
-        return column.first_half(entries.found()) | column.second_half(entries.found()) << 1;
-    }
+    // Of the present tile: BlockColumn::halves.
+    __device__ __forceinline__ int halves() const { return column.halves(entries.found()); }
 
    private:
-    static __device__ __forceinline__ BlockColumn column_of(const catalog_args& args, const WorkInMemory& work,
-                                                            int head) {
-        const int keys = static_cast<int>(args.block_mask_kv), key = work.first_key();
-        const int entry = key / keys, half = min(key + 64, work.seqlen_k() - 1);
-        return {bitmap_of(args, work, head) + entry, args.block_mask.stride_seqlen,
-                Tile::n > 64 ? half / keys - entry : 0};
-    }
+    __device__ __forceinline__ int enter(int entry) { return entries.next(column, entry) * column.tiles(); }
 
-    __device__ __forceinline__ int enter(int entry) { return entries.next(entry) * tiles; }
-
-    const WorkInMemory& work;
-    const int tiles;  // of an entry
-    const BlockColumn column;
-    NamedEntries<BlockColumn> entries;
+    const BlockColumn<Row> column;
+    NamedEntries entries;
     const int first_tile;
 };
 
@@ -159,9 +148,8 @@ struct Turns {
 
     // The next block of keys that visits a tile too, as its TileWalk does; blocks() if there is none.
     __device__ __forceinline__ int block_before(int tile) const {
-        const int row = tile / (static_cast<int>(args.block_mask_q) / Row::tile_m0);
         const int keys = static_cast<int>(args.block_mask_kv), last_key = last_key_of(tile);
-        const std::uint8_t* const named = bitmap_of(args, work, head) + row * args.block_mask.stride_seqlen;
+        const std::uint8_t* const named = bitmap_row(args, work, head, tile / tiles_of_entry<Row>(args));
         int key = work.first_key() + Row::tile_n0;
         for (int entry = key / keys; key < work.seqlen_k(); key = ++entry * keys) {
             const int block = key / Row::tile_n0;

@@ -43,6 +43,12 @@ __device__ __forceinline__ void store_wide_number(std::uint32_t at, std::int64_t
     asm volatile("st.shared.s64 [%0], %1;" ::"r"(at), "l"(number) : "memory");
 }
 
+// Tiles of an entry of the block mask.
+template <class Row>
+__device__ __forceinline__ int tiles_of_entry(const catalog_args& args) {
+    return static_cast<int>(args.block_mask_q) / Row::tile_m0;
+}
+
 // What a block works on: keys from first_key on, against the tiles [begin, end) of queries of every head of the group.
 template <class Row>
 struct BackwardWork {
@@ -104,6 +110,13 @@ struct BackwardWork {
                 static_cast<std::int32_t*>(args.dq_acc.data) + args.nhead_q * args.tokens_q * args.hdim_q + counter;
             store_wide_number(to + 64, reinterpret_cast<std::int64_t>(counters));
         }
+        if constexpr (Row::block_mask) {
+            const int keys = static_cast<int>(args.block_mask_kv);
+            const int entries[2] = {first_key / keys, min(first_key + Tile::n - 64, sequence.seqlen_k - 1) / keys};
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 72 + 4 * i), "r"(entries[i]) : "memory");
+        }
     }
 
    private:
@@ -130,6 +143,10 @@ struct WorkInMemory {
     __device__ __forceinline__ int head_k() const { return number(11); }
     __device__ __forceinline__ int heads() const { return number(12); }  // of queries
     __device__ __forceinline__ int first_key() const { return number(13); }
+
+    // Of a row of the block mask: those with the block's first 64 keys and its last. Not there without a mask.
+    __device__ __forceinline__ int first_entry() const { return number(18); }
+    __device__ __forceinline__ int last_entry() const { return number(19); }
 
     // Where dQ's first row of a head is, in elements, and the counters of its tiles. The group's heads come in turn.
     __device__ __forceinline__ std::int64_t dq_offset() const { return wide_number(56); }

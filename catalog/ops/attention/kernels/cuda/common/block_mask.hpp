@@ -7,30 +7,30 @@
 
 namespace catalog::cuda {
 
-// The entries along a row or column of the bitmap that are not 0, found by a warp. `Named` says it of one entry; entries
-// from `end` on are never looked at. Each lane reads one, and a register holds 32.
-template <class Named>
+// The entries along a row or column of the bitmap that are not 0, found by a warp: each lane reads one, and a register
+// holds 32. `Line` says of an entry whether it exists, and whether it is not 0; those behind one that does not exist do
+// not either.
 class NamedEntries {
    public:
-    __device__ __forceinline__ NamedEntries(const Named& named, int end) : named(named), end(end), at(-1) {}
-
     // The one that was found last.
     __device__ __forceinline__ int found() const { return at; }
 
-    // The first one from `entry` on; `end` if there is none.
-    __device__ __forceinline__ int next(int entry) {
-        for (; entry < end; entry = (entry | 31) + 1) {
-            look_at(entry);
+    // The first one from `entry` on, or one that does not exist.
+    template <class Line>
+    __device__ __forceinline__ int next(const Line& line, int entry) {
+        for (; line.exists(entry); entry = (entry | 31) + 1) {
+            look_at(line, entry);
             const std::uint32_t from = bits >> entry % 32;
             if (from) return at = entry + __ffs(static_cast<int>(from)) - 1;
         }
-        return end;
+        return entry;
     }
 
     // The last one up to `entry` that is not before `first`; first - 1 if there is none.
-    __device__ __forceinline__ int last(int entry, int first) {
+    template <class Line>
+    __device__ __forceinline__ int last(const Line& line, int entry, int first) {
         for (; entry >= first; entry = (entry & ~31) - 1) {
-            look_at(entry);
+            look_at(line, entry);
             const std::uint32_t up_to = bits << (31 - entry % 32);
             if (up_to) return max(at = entry - __clz(static_cast<int>(up_to)), first - 1);
         }
@@ -39,16 +39,15 @@ class NamedEntries {
 
    private:
     // The bits are those of the 32 entries around `at`.
-    __device__ __forceinline__ void look_at(int entry) {
+    template <class Line>
+    __device__ __forceinline__ void look_at(const Line& line, int entry) {
         if (entry >> 5 == at >> 5) return;
         at = entry;
         const int mine = (entry & ~31) + static_cast<int>(threadIdx.x) % 32;
-        bits = __ballot_sync(all_lanes, mine < end && named(mine));
+        bits = __ballot_sync(all_lanes, line.exists(mine) && line.is_named(mine));
     }
 
-    const Named named;
-    const int end;
-    int at;
+    int at = -1;
     std::uint32_t bits;
 };
 

@@ -12,6 +12,7 @@ from cuda_gpu import ARCH, RUNS, SEVERAL_TILES, Row, build, need_gpu, part, wron
 from host_problems import draw_inputs, poison_last_block
 
 from catalog.ops.attention.fields import Op
+from catalog.ops.attention.inputs import complete
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.sequences import sequences
 from catalog.ops.attention.traits import KvMemoryLayout
@@ -115,6 +116,44 @@ def test_bf16_queries_of_any_size_over_fp8_keys(catalog: Catalog, hdim: int, que
         assert not wrong(plan, inputs), plan.kernels[0].name
 
 
+@pytest.mark.parametrize("mask", ["no", "causal"])
+@pytest.mark.parametrize("blocks", [(64, 64), (128, 128), (64, 192)])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("hdim", [64, 128, 192, 256])
+def test_gradients_under_a_block_mask(
+    *, catalog: Catalog, hdim: int, deterministic: bool, blocks: tuple[int, int], mask: str
+) -> None:
+    """Where some heads have no blocks, some queries and keys have none, and of the others a third is seen.
+
+    Where all of a tile's keys are in one block, NaN in the last block changes nothing for who does not attend to it.
+    """
+    sizes = {"batch": 3, "nhead_q": 8, "nhead_k": 4, "seqlen_q": 1500, "seqlen_k": 1500, "mask": mask}
+    heads = {"hdim_q": hdim, "hdim_v": min(hdim, 128) if hdim == 192 else hdim, "dtype": "bf16"}
+    of_mask = {"block_mask_q": blocks[0], "block_mask_kv": blocks[1]}
+    problem = Problem(op="bwd", **sizes, **heads, **of_mask, deterministic=deterministic)
+    plan, inputs = catalog.select(problem, arch=ARCH), make_inputs(problem, 1)
+    build(catalog, plan.kernels)
+    bitmap = inputs["block_mask"]
+    bitmap[...] = np.random.default_rng(hdim).random(bitmap.shape) < 1 / 3
+    bitmap[0, :3] = bitmap[:, :, 2] = bitmap[..., 1] = bitmap[..., 3:5] = 0
+    inputs |= complete(problem, inputs)
+    assert not wrong(plan, inputs)
+    before = plan.run(inputs).outputs
+    assert not before["dq"][:, :, 2 * blocks[0] : 3 * blocks[0]].any()
+    for name in ("dk", "dv"):
+        assert not before[name][0, 0].any()
+        assert not before[name][:, :, blocks[1] : 2 * blocks[1]].any()
+    if blocks == (128, 128):
+        blind = poison_last_block(problem, inputs)
+        after = plan.run(inputs).outputs
+        assert np.isnan(after["dq"][~blind].astype(np.float32)).any()
+        assert np.isfinite(after["dq"][blind].astype(np.float32)).all()
+        if deterministic:
+            assert np.array_equal(after["dq"][blind], before["dq"][blind])
+        for name in ("dk", "dv"):
+            assert np.array_equal(after[name][:, :, :1408], before[name][:, :, :1408])
+
+
 @pytest.mark.parametrize("hdim", [64, 128, 192, 256])
 def test_deterministic_backward_is_the_same_bits_every_time(
     catalog: Catalog, tested: Mapping[Op, list[Row]], hdim: int
@@ -193,8 +232,8 @@ def test_block_sparse_attention_runs_on_the_gpu(block: int, hdim: int, causal: b
     torch = pytest.importorskip("torch")
     from catalog.torch import block_sparse_attention
 
-    q = torch.randn(2, 8, 500, hdim, device="cuda", dtype=torch.bfloat16)
-    k, v = (torch.randn(2, 2, 500, hdim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    of_cuda = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    q, k, v = (torch.randn(2, heads, 500, hdim, **of_cuda) for heads in (8, 2, 2))
     blocks = -(-500 // block)
     block_mask = torch.rand(8, blocks, blocks, device="cuda") < 0.5
     o = block_sparse_attention(q, k, v, block_mask, block_size=(block, block), causal=causal, enable_gqa=True)
@@ -203,3 +242,9 @@ def test_block_sparse_attention_runs_on_the_gpu(block: int, hdim: int, causal: b
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
     expected = expected.masked_fill(~seen.any(-1, keepdim=True), 0)
     assert (o.float() - expected.float()).norm() < 1e-2 * expected.float().norm()
+    grad_o = torch.randn_like(o).masked_fill(~seen.any(-1, keepdim=True), 0)  # PyTorch's own would be NaN
+    gradients = torch.autograd.grad(o, (q, k, v), grad_o)
+    shown = seen | ~seen.any(-1, keepdim=True)
+    other = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=shown, enable_gqa=True)
+    for ours, theirs in zip(gradients, torch.autograd.grad(other, (q, k, v), grad_o), strict=True):
+        assert (ours.float() - theirs.float()).norm() < 2e-2 * theirs.float().norm()

@@ -144,14 +144,14 @@ def problem_fields(signature: Signature, pick: Callable[..., Any]) -> dict[str, 
         }
     if traits["logits"]:
         fields["logits_soft_cap"] = pick(0.5, 5.0, 30.0)
+    if traits["block_mask"]:
+        fields |= _block_mask(op, traits, pick)
     if op == "bwd":
         return fields | {name: bool(traits[name]) for name in ("dbias", "deterministic")} | {"dlse": pick(False, True)}
     fields |= {"lse": bool(traits["lse"]) if op != "splitkv" else pick(True, False), "qscale": traits["qscale"]}
     if traits["qscale"] == Qscale.BLOCKSCALE.value:
         tile = traits.get("tile_n0") or 16
         fields |= {"block_scale_size_q": pick(1, 32, 100), "block_scale_size_kv": pick(tile, 2 * tile, 512)}
-    if traits["block_mask"]:
-        fields |= _block_mask(traits, pick)
     if traits["skip_min_seqlen_q"]:
         fields["min_seqlen_q"] = pick(1, 7, 100)
     if op == "splitkv":
@@ -204,11 +204,15 @@ def _mask(mask: str, sink: bool, pick: Callable[..., Any]) -> dict[str, Any]:
     return corner | {"window": pick(*windows)} | ({"sink_size": pick(1, 4, 40)} if sink else {})
 
 
-def _block_mask(traits: Mapping[str, Any], pick: Callable[..., Any]) -> dict[str, Any]:
-    """Blocks of whole tiles, if the traits have a tile, or of whole steps of a host kernel."""
+def _block_mask(op: Op, traits: Mapping[str, Any], pick: Callable[..., Any]) -> dict[str, Any]:
+    """Blocks of whole tiles, if the traits have a tile, or of whole steps of a host kernel.
+
+    A backward hides the blocks of 64 keys of a tile one by one.
+    """
+    keys = traits.get("tile_n0", 32)
     return {
         "block_mask_q": traits.get("tile_m0", 16) * pick(1, 2, 5),
-        "block_mask_kv": traits.get("tile_n0", 32) * pick(1, 2, 5),
+        "block_mask_kv": (min(keys, 64) if op == "bwd" else keys) * pick(1, 2, 5),
     }
 
 

@@ -16,6 +16,7 @@ from conftest import slow_but
 from host_problems import poison_last_block
 
 from catalog.errors import SelectionError
+from catalog.ops.attention.inputs import complete
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import cpu_features, host_archs
@@ -48,6 +49,18 @@ def assert_right(plan: Plan, inputs: dict[str, Array]) -> None:
     assert all(check.passed for check in expected.check(expected.run(plan))), plan
 
 
+def arch_with(pipeline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The arch whose first choice is a pipeline, on a CPU as if it had no better one."""
+    arch = "host"
+    if pipeline != "host_panel":
+        if "x86_64_v4" not in host_archs() or not amx.PAIRS[pipeline] - amx.TILES <= cpu_features():
+            pytest.skip("this CPU has no AVX512-BF16")
+        arch = "x86_64_v4"
+    if arch != "host" or "x86_64_v4" in host_archs():
+        amx.pretend(pipeline, tmp_path, monkeypatch)
+    return arch
+
+
 @pytest.mark.parametrize("mask", slow_but(["causal"], MASKS))
 @pytest.mark.parametrize(
     ("dtype", "pipeline"),
@@ -56,16 +69,34 @@ def assert_right(plan: Plan, inputs: dict[str, Array]) -> None:
 def test_every_pipeline_agrees_with_the_reference(
     *, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, pipeline: str, mask: str
 ) -> None:
-    arch = "host"
-    if pipeline != "host_panel":
-        if "x86_64_v4" not in host_archs() or not amx.PAIRS[pipeline] - amx.TILES <= cpu_features():
-            pytest.skip("this CPU has no AVX512-BF16")
-        arch = "x86_64_v4"
-    if arch != "host" or "x86_64_v4" in host_archs():
-        amx.pretend(pipeline, tmp_path, monkeypatch)
+    arch = arch_with(pipeline, tmp_path, monkeypatch)
     problem = Problem(**SIZES | MASKS[mask], dtype=dtype)
     plan = catalog.select(problem, arch=arch)
     assert plan.kernels[0].algorithm.pipeline == pipeline
+    for seed in range(3):
+        assert_right(plan, make_inputs(problem, seed))
+
+
+WITHOUT_LSE = {name: {field: value for field, value in mask.items() if field != "lse"} for name, mask in MASKS.items()}
+GRADIENTS = WITHOUT_LSE | {
+    "blocks longer than tiles": MASKS["blocks longer than tiles"] | {"dbias": True, "deterministic": True},
+    "soft cap": BLOCKS | {"logits_soft_cap": 5.0, "mask": "causal", "dlse": True},
+}
+OF_GRADIENTS = PIPELINES | {"fp16": ("host_panel",)}
+
+
+@pytest.mark.parametrize("mask", slow_but(["causal"], GRADIENTS))
+@pytest.mark.parametrize(
+    ("dtype", "pipeline"),
+    slow_but([("fp32", "host_panel")], [(dtype, pipeline) for dtype in PIPELINES for pipeline in OF_GRADIENTS[dtype]]),
+)
+def test_gradients_of_every_pipeline_agree_with_the_reference(
+    *, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, pipeline: str, mask: str
+) -> None:
+    arch = arch_with(pipeline, tmp_path, monkeypatch)
+    problem = Problem(op="bwd", **SIZES | GRADIENTS[mask], dtype=dtype)
+    plan = catalog.select(problem, arch=arch)
+    assert plan.kernels[1].algorithm.pipeline == {"host_panel": "no"}.get(pipeline, pipeline)
     for seed in range(3):
         assert_right(plan, make_inputs(problem, seed))
 
@@ -81,6 +112,35 @@ def test_blocks_that_are_left_out_are_never_read(catalog: Catalog, mask: str) ->
     assert blind.any()
     assert np.isnan(o[~blind]).any()
     np.testing.assert_array_equal(o[blind], before[blind])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_gradients_do_not_depend_on_blocks_that_are_left_out(catalog: Catalog, dtype: str) -> None:
+    """NaN in the last block of keys reaches its own gradients, and those of queries that attend to it."""
+    problem = Problem(op="bwd", **SIZES | BLOCKS, dtype=dtype)
+    plan, inputs = catalog.select(problem), make_inputs(problem, 1)
+    before = {name: array.copy() for name, array in plan.run(inputs).outputs.items()}
+    blind = poison_last_block(problem, inputs)
+    after = plan.run(inputs).outputs
+    assert blind.any()
+    assert np.isnan(after["dq"][~blind].astype(np.float32)).all()
+    np.testing.assert_array_equal(after["dq"][blind], before["dq"][blind])
+    for name in ("dk", "dv"):
+        np.testing.assert_array_equal(after[name][:, :, :320], before[name][:, :, :320])
+
+
+def test_gradients_of_what_nobody_sees_are_zero(catalog: Catalog) -> None:
+    problem = Problem(op="bwd", **SIZES, **BLOCKS, dtype="fp32")
+    inputs = make_inputs(problem, 1)
+    inputs["block_mask"][:, :, 1] = 0  # queries from 64 on
+    inputs["block_mask"][:, :2, :, 2] = 0  # keys from 128 on, of the first head of keys
+    plan = catalog.select(problem)
+    inputs |= complete(problem, inputs)
+    outputs = plan.run(inputs).outputs
+    assert_right(plan, inputs)
+    assert not outputs["dq"][:, :, 64:128].any()
+    assert not outputs["dk"][:, 0, 128:192].any()
+    assert not outputs["dv"][:, 0, 128:192].any()
 
 
 def test_one_bitmap_serves_all_sequences_and_heads_by_a_stride_of_0(catalog: Catalog) -> None:

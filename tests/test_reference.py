@@ -412,6 +412,7 @@ GRADIENTS = {
     "of LSE, group and dropout": {"seqlens_q": [3, 0, 2], "dropout": 0.2, "bias": "bias", "dlse": True},
 }
 GRADIENTS["group, bias and window"]["window"] = (1, 1)
+GRADIENTS["block mask"] = {"batch": 2, "seqlen_q": 5, "seqlen_k": 7, "block_mask_q": 2, "block_mask_kv": 3}
 
 
 @pytest.mark.parametrize("options", [False, True], ids=["required inputs", "all inputs"])
@@ -450,7 +451,11 @@ def test_gradients_are_finite_differences(fields, options):
 # PyTorch
 
 
-@pytest.mark.parametrize("fields", [{}, {"mask": "causal"}, {"bias": "bias"}], ids=["no mask", "causal", "bias"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"mask": "causal"}, {"bias": "bias"}, {"block_mask_q": 8, "block_mask_kv": 16}],
+    ids=["no mask", "causal", "bias", "block mask"],
+)
 def test_attention_and_gradients_agree_with_pytorch(fields):
     try:
         import torch
@@ -461,13 +466,17 @@ def test_attention_and_gradients_agree_with_pytorch(fields):
     inputs = make_inputs(problem)
     names = [name for name in ("q", "k", "v", "bias") if name in inputs]
     tensors = {name: torch.from_numpy(inputs[name]).double().requires_grad_() for name in names}
-    bias = tensors["bias"].expand(2, 4, 33, 47) if "bias" in tensors else None
+    mask = tensors["bias"].expand(2, 4, 33, 47) if "bias" in tensors else None
+    if problem.block_masked:
+        inputs["block_mask"][..., 0] = 1  # every query sees a key
+        mask = torch.from_numpy(np.kron(inputs["block_mask"], np.ones((8, 16)))[..., :33, :47] != 0)
     o = torch.nn.functional.scaled_dot_product_attention(
-        *(tensors[name] for name in "qkv"), attn_mask=bias, is_causal=problem.mask == "top_left", enable_gqa=True
+        *(tensors[name] for name in "qkv"), attn_mask=mask, is_causal=problem.mask == "top_left", enable_gqa=True
     )
     o.backward(torch.from_numpy(inputs["do"]).double())
 
-    answer = reference(forward_of(problem), {name: inputs[name] for name in names})
+    forward = forward_of(problem)
+    answer = reference(forward, {name: inputs[name] for name in forward.tensors if name in inputs})
     agree(answer["o"], o.detach().numpy())
     gradients = reference(problem, inputs | {"o": answer["o"], "lse": answer["lse"]})
     for name, tensor in tensors.items():

@@ -13,7 +13,7 @@ except ImportError:
     missing("torch")
 
 from torch import library
-from torch_cases import attention64, close, normal
+from torch_cases import attention64, close, leaves, normal
 
 from catalog.torch import block_sparse, block_sparse_attention
 
@@ -64,6 +64,38 @@ def test_what_pytorch_computes_with_the_mask_expanded(case, dtype):
     close(block_sparse_attention(query, key, value, block_mask.byte() * 7, **options), wanted.expand(o.shape), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", slow_but(["groups of heads"], CASES))
+def test_gradients_are_those_of_pytorch_with_the_mask_expanded(case, dtype):
+    leading, of_mask, options = CASES[case]
+    options = {"block_size": (128, 128), **options}
+    heads_k = (*leading[:-1], 2) if options.get("enable_gqa") else leading
+    shapes = ((*leading, QUERIES, 24), (*heads_k, KEYS, 24), (*heads_k, KEYS, 16))
+    tensors = leaves(*shapes, dtype=dtype)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    blocks = [-(-tokens // size) for tokens, size in zip((QUERIES, KEYS), options["block_size"], strict=True)]
+    block_mask = drawn(*of_mask, *blocks, seed=3)
+    block_mask[..., 0] = True  # PyTorch's own makes gradients of rows without a key NaN
+    o = block_sparse_attention(*tensors, block_mask, **options)
+    grad_o = normal(*o.shape, seed=4, dtype=dtype)
+    gradients = torch.autograd.grad(o, tensors, grad_o)
+    wanted = torch.autograd.grad(expected(*doubles, block_mask, **options).expand(o.shape), doubles, grad_o.double())
+    for gradient, double in zip(gradients, wanted, strict=True):
+        assert gradient.dtype == dtype
+        bound = (2e-4 if dtype == torch.float32 else 3e-2) * double.abs().max().item()
+        torch.testing.assert_close(gradient.double(), double, rtol=0, atol=bound)
+
+
+def test_rows_and_keys_that_see_nothing_have_gradients_of_zero():
+    query, key, value = leaves((1, 1, 256, 24), (1, 1, 256, 24), (1, 1, 256, 24))
+    block_mask = torch.tensor([[True, False], [False, False]])
+    block_sparse_attention(query, key, value, block_mask).sum().backward()
+    for tensor in (query, key, value):
+        assert not tensor.grad[:, :, 128:].any()
+    assert query.grad.any()
+    assert value.grad.any()
+
+
 def test_the_result_lies_in_memory_as_the_query_does():
     query, key, value = (normal(2, 100, 4, 24, seed=seed).transpose(1, 2) for seed in range(3))
     o = block_sparse_attention(query, key, value, torch.ones(1, 1, dtype=torch.bool))
@@ -73,32 +105,55 @@ def test_the_result_lies_in_memory_as_the_query_does():
 
 def test_head_dims_are_padded_where_kernels_need_it(monkeypatch):
     """As on an NVIDIA GPU."""
-    query, key, value = (normal(1, 2, 100, hdim, seed=hdim) for hdim in (13, 13, 6))
-    plain = block_sparse_attention(query, key, value, drawn(1, 1, seed=5) | True)
-    monkeypatch.setattr(block_sparse, "on_nvidia", lambda _: True)
-    close(block_sparse_attention(query, key, value, torch.ones(1, 1, dtype=torch.bool)), plain.double())
+    tensors = leaves((1, 2, 100, 13), (1, 2, 100, 13), (1, 2, 100, 6))
+    results = []
+    for nvidia in (False, True):
+        monkeypatch.setattr(block_sparse, "on_nvidia", lambda _, nvidia=nvidia: nvidia)
+        o = block_sparse_attention(*tensors, torch.ones(1, 1, dtype=torch.bool))
+        results.append([o, *torch.autograd.grad(o.sum(), tensors)])
+    for padded, plain in zip(*results, strict=True):
+        close(padded, plain.double())
 
 
 @pytest.mark.slow
-def test_a_compiled_graph_has_the_operator():
-    query, key, value = (normal(1, 2, 100, 24, seed=seed) for seed in range(3))
-    options = {"block_size": (64, 64), "causal": True}
+def test_a_compiled_graph_has_the_operators():
+    tensors = leaves((1, 2, 100, 24), (1, 2, 100, 24), (1, 2, 100, 24))
     block_mask = torch.tensor([[True, False], [True, True]])
-    compiled = torch.compile(
-        lambda *inputs: block_sparse_attention(*inputs, **options) + 1, fullgraph=True, backend="aot_eager"
-    )
-    close(
-        compiled(query, key, value, block_mask),
-        block_sparse_attention(query, key, value, block_mask, **options).double() + 1,
-    )
-    bitmap = block_mask.view(torch.uint8).expand(1, 2, 2, 2)
-    op = torch.ops.catalog.block_sparse.default
-    library.opcheck(op, (query, key, value, bitmap, 64, 64, "bhsd", True, None), test_utils="test_faketensor")
+
+    def function(*inputs):
+        return (block_sparse_attention(*inputs, block_size=(64, 64), causal=True) ** 2).sum()
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    results = []
+    for attend in (compiled, function):
+        loss = attend(*tensors, block_mask)
+        results.append([loss, *torch.autograd.grad(loss, tensors)])
+    for in_graph, eager in zip(*results, strict=True):
+        close(in_graph, eager.double())
+
+
+@pytest.mark.slow
+def test_the_operators_keep_pytorchs_rules():
+    tensors = leaves((1, 2, 100, 24), (1, 2, 100, 24), (1, 2, 100, 24))
+    bitmap = torch.tensor([[1, 0], [1, 1]], dtype=torch.uint8).expand(1, 2, 2, 2)
+    options = (64, 64, "bhsd", True, None)
+    fwd, bwd = torch.ops.catalog.block_sparse.default, torch.ops.catalog.block_sparse_bwd.default
+    library.opcheck(fwd, (*tensors, bitmap, *options))
+    o, lse = fwd(*tensors, bitmap, *options)
+    saved = [tensor.detach() for tensor in (o, *tensors, o, lse)]
+    library.opcheck(bwd, (*saved, bitmap, *options))
+
+
+def test_there_is_one_derivative():
+    query, key, value = leaves((1, 1, 100, 24), (1, 1, 100, 24), (1, 1, 100, 24))
+    o = block_sparse_attention(query, key, value, torch.ones(1, 1, dtype=torch.bool))
+    [gradient] = torch.autograd.grad((o * o).sum(), query, create_graph=True)
+    with pytest.raises(UsageError, match="block-sparse attention has no second derivative"):
+        gradient.sum().backward()
 
 
 Q, SEEN = torch.zeros(1, 2, 100, 24), torch.ones(1, 1, dtype=torch.bool)
 ERRORS = [
-    (UsageError, "has no gradient", (Q.clone().requires_grad_(), Q, Q, SEEN), {}),
     (UsageError, r"block_size is \(0, 64\): ", (Q, Q, Q, SEEN), {"block_size": (0, 64)}),
     (TensorError, r"block_mask is torch.float32: .*\n.*block_mask != 0", (Q, Q, Q, SEEN.float()), {}),
     (TensorError, r"does not broadcast to .*, \(1, 2, 1, 1\)", (Q, Q, Q, SEEN.expand(2, 2)), {}),

@@ -42,6 +42,28 @@ def differentiable(function: type[torch.autograd.Function], op: Any, what: str, 
     return kernel
 
 
+def last_derivative(op: Any, what: str, hint: str) -> type[torch.autograd.Function]:
+    """The autograd function of an operator that computes gradients, which have no gradient of their own.
+
+    Args:
+        op: the operator.
+        what: what the gradients are of, for messages.
+        hint: the hint of messages about second derivatives.
+    """
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+            gradients: tuple[torch.Tensor, ...] = below(op, keys, inputs)
+            return gradients
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+            raise UsageError(f"the catalog's {what} has no second derivative", hint=hint)
+
+    return Gradient
+
+
 def _check_tangents(tensors: Iterable[torch.Tensor], what: str, hint: str) -> None:
     """Check that no tensor has a forward-mode tangent, which would be lost.
 

@@ -41,7 +41,7 @@ from catalog.torch.calls import (
     sizes_of,
     splits_keys,
 )
-from catalog.torch.dispatch import below, differentiable
+from catalog.torch.dispatch import below, differentiable, last_derivative
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
 _FEATURES = "Tensor? bias, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
@@ -290,7 +290,7 @@ def _fake_bwd(
     return *like, q.new_empty(bias.shape if dbias else 0)
 
 
-_BACKWARD = (
+BACKWARD = (
     "Use backward() or torch.autograd.grad() once; or torch.nn.functional.scaled_dot_product_attention under "
     "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
 )
@@ -352,24 +352,11 @@ class _Attention(torch.autograd.Function):
         return None, *gradients[:3], gradients[3] if dbias else None, *rest
 
 
-class _Gradient(torch.autograd.Function):
-    """The backward, which has no gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        gradients: tuple[torch.Tensor, ...] = below(torch.ops.catalog.bwd.default, keys, inputs)
-        return gradients
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Optional) -> Any:
-        raise UsageError("the catalog's attention has no second derivative", hint=_BACKWARD)
-
-
 for _name, _kernel, _fake, _function in (
     ("fwd", _run_fwd, _fake_fwd, _Attention),
-    ("bwd", _run_bwd, _fake_bwd, _Gradient),
+    ("bwd", _run_bwd, _fake_bwd, last_derivative(torch.ops.catalog.bwd.default, "attention", BACKWARD)),
 ):
     _op = getattr(torch.ops.catalog, _name).default
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
-    _library.impl(_name, differentiable(_function, _op, "attention", _BACKWARD), "Autograd", with_keyset=True)
+    _library.impl(_name, differentiable(_function, _op, "attention", BACKWARD), "Autograd", with_keyset=True)
     library.register_fake(f"catalog::{_name}", _fake, lib=_library)

@@ -98,6 +98,10 @@ __device__ __forceinline__ std::int32_t load_acquire(const std::int32_t* counter
     return value;
 }
 
+__device__ __forceinline__ void store_release(std::int32_t* counter, std::int32_t count) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+
 __device__ __forceinline__ void add_release(std::int32_t* counter, std::int32_t count) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
 }

@@ -47,6 +47,7 @@ BYTE_ELEMENTS = frozenset({_FP8, _BF8})
 """Element types of 8 bits, which are stored with scales."""
 
 _SCORES = ("scale", "bias", "bias_dims", "mask", "window", "logits_soft_cap")
+_BLOCKS = ("block_mask_q", "block_mask_kv")
 _CACHE = ("page_size", "num_pages")
 _INFERENCE = (*_SCORES, "lse", "sink_size", "qscale")
 
@@ -54,15 +55,15 @@ OP_FIELDS: Mapping[Op, frozenset[str]] = MappingProxyType(
     {
         "fwd": frozenset(
             {
-                *(*_INFERENCE, "dropout", "randval", "min_seqlen_q", "block_scale_size_q", "block_scale_size_kv"),
-                *("block_mask_q", "block_mask_kv"),
+                *(*_INFERENCE, *_BLOCKS, "dropout", "randval", "min_seqlen_q"),
+                *("block_scale_size_q", "block_scale_size_kv"),
             }
         ),
         "splitkv": frozenset({*_INFERENCE, *_CACHE, "num_splits"}),
         "pagedkv": frozenset({*_INFERENCE, *_CACHE, "min_seqlen_q"}),
         "appendkv": frozenset({*_CACHE, "mask", "window", "seqlen_new", "rope", "rotary_dim"}),
         "batch_prefill": frozenset({*_INFERENCE, *_CACHE, "dropout", "randval", "kv_memory_layout", "kv_lookup_table"}),
-        "bwd": frozenset({*_SCORES, "dropout", "randval", "dbias", "dlse", "deterministic"}),
+        "bwd": frozenset({*_SCORES, *_BLOCKS, "dropout", "randval", "dbias", "dlse", "deterministic"}),
     }
 )
 """Fields that apply to each operation, in addition to the sizes, which apply to all."""

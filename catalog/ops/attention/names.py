@@ -89,15 +89,19 @@ _BIAS_NATIVE = Choice(
     ("bias", "logits"),
     {("no", False): "_nbias", ("no", True): "_logits_nbias", ("bias", False): "_bias", ("alibi", False): "_alibi"},
 )
-_SINK_NATIVE = Choice(
-    ("sink", "block_mask"),
-    {
-        (sink, masked): f"_{'sink' if sink else 'nsink'}{'_blockmask' if masked else ''}"
-        for sink in (False, True)
-        for masked in (False, True)
-    },
-)
 _PIPELINE = Word("_", "pipeline", absent="no")
+
+
+def _before_block_mask(name: str) -> Choice:
+    """A flag of upstream's, and the block mask behind it, where there is one."""
+    return Choice(
+        (name, "block_mask"),
+        {
+            (stated, masked): f"_{'' if stated else 'n'}{name}{'_blockmask' if masked else ''}"
+            for stated in (False, True)
+            for masked in (False, True)
+        },
+    )
 
 
 def _v_is_n1(row: Row) -> dict[str, Any]:
@@ -263,19 +267,23 @@ def _native(grammar: Grammar, implied: Implied | None = None, **replaced: Part) 
 _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
     {family: _native(grammar) for family, grammar in GRAMMARS.items()}
     | {
-        Family.FWD: _native(GRAMMARS[Family.FWD], sink=_SINK_NATIVE),
+        Family.FWD: _native(GRAMMARS[Family.FWD], sink=_before_block_mask("sink")),
         Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
         Family.FWD_APPENDKV: _native(GRAMMARS[Family.FWD_APPENDKV], _v_is_n1),
         Family.BATCH_PREFILL: _native(GRAMMARS[Family.BATCH_PREFILL], kv_load_mode=words("kv_load_mode", no="")),
         Family.BWD_DQ_DK_DV: _native(
-            GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, dropout=_DROPOUT_NATIVE, bias=_BIAS_NATIVE
+            GRAMMARS[Family.BWD_DQ_DK_DV],
+            _v_is_bwd8,
+            dropout=_DROPOUT_NATIVE,
+            bias=_BIAS_NATIVE,
+            trload=_before_block_mask("trload"),
         ),
     }
 )
 """The grammars of our own kernels.
 
-V may have another head dim than Q everywhere; forward may have a block mask; backward has one variant of dropout, and
-may cap the logits.
+V may have another head dim than Q everywhere; forward and backward may have a block mask; backward has one variant of
+dropout, and may cap the logits.
 """
 
 

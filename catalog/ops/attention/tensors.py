@@ -238,7 +238,7 @@ def _backward(shapes: _Shapes) -> dict[str, TensorForm]:
     }
     if problem.dlse:
         tensors["dlse"] = replace(shapes.lse("input"), slot="dlse")
-    tensors |= _bias(shapes) | _optional(shapes)
+    tensors |= _block_mask(shapes) | _bias(shapes) | _optional(shapes)
     tensors |= {
         "dq": shapes.rows("dq", "q", problem.hdim_q, "output"),
         "dk": shapes.rows("dk", "k", problem.hdim_q, "output"),

@@ -4,8 +4,11 @@
 // from S = scale Q K^T + bias follow dQ = scale dS K, dK = scale dS^T Q, dbias = dS. Under a soft cap, S = c tanh(scale
 // Q K^T / c), dS is multiplied by 1 - (S / c)^2 before. An item owns its keys, so its dK and dV are complete; its dQ is
 // one part of the sum.
+//
+// Under a block mask tiles of keys end where blocks do, and tiles of queries are cut from runs that see the block.
 #pragma once
 
+#include "block_mask.hpp"
 #include "bwd_products.hpp"
 #include "call.hpp"
 #include "philox.hpp"
@@ -31,20 +34,23 @@ class Backward {
           seq(sequence_of<Row>(args, item.sequence)),
           window(window_of<Row>(args, seq, keys_of_split(seq.seqlen_k, item.split, args.num_splits, Row::tile_n0))),
           scores(args, seq, window),
-          heads(heads_per_kv_head(args)),
+          heads(heads_of_item<Row>(args)),
           rows(seq.seqlen_q * heads),
+          first_head(item.head_k * heads_per_kv_head(args)),
+          end_head(first_head + heads_per_kv_head(args)),
           hdim_q(Row::pad_d ? static_cast<int>(args.hdim_q) : Row::hdim_q),
           hdim_v(Row::pad_dv ? static_cast<int>(args.hdim_v) : Row::hdim_v) {}
 
     void run() {
         if constexpr (Row::store_randval)
             if (args.randval.data) store_randval();
-        if (window.keys.empty()) clear_dq(0, rows);
-        for (std::int64_t key = window.keys.begin; key < window.keys.end; key += Row::tile_n0) {
-            const KeyRange range{key, std::min(key + Row::tile_n0, window.keys.end)};
+        if (Row::block_mask || window.keys.empty())
+            for (std::int64_t head = first_head; head < end_head; head += heads) clear_dq(head, 0, rows);
+        const BlockMask<Row> blocks(args, seq, first_head);
+        KeyRange range = blocks.tile_at(window.keys.begin, window.keys.end);
+        for (; !range.empty(); range = blocks.tile_at(range.end, window.keys.end)) {
             load_keys(range);
-            for (std::int64_t row = 0; row < rows; row += Row::tile_m0)
-                attend_tile(range, row, static_cast<int>(std::min<std::int64_t>(Row::tile_m0, rows - row)));
+            for (std::int64_t head = first_head; head < end_head; head += heads) attend_rows(range, head);
             const float rest = !Form::scales_queries ? args.scale : Row::logits ? args.logits_soft_cap : ln_2;
             products.store_gradients(static_cast<int>(range.end - range.begin), rest, keys_of<T>(args.dk, range.begin),
                                      keys_of<T>(args.dv, range.begin));
@@ -52,7 +58,7 @@ class Backward {
     }
 
    private:
-    // As in a forward item, rows count the heads of the group fastest.
+    // As in a forward item, rows count the heads of the group fastest; under a block mask they are those of one head.
     KeyRange visible(std::int64_t row) const { return window.visible(row / heads); }
 
     template <class Element>
@@ -70,16 +76,16 @@ class Backward {
     }
 
     void store_randval() const {
-        for (std::int64_t head = item.head_k * heads; head < (item.head_k + 1) * heads; ++head)
+        for (std::int64_t head = first_head; head < end_head; ++head)
             for (std::int64_t query = 0; query < seq.seqlen_q; ++query)
                 dropout.store(Dropout::row(args, seq, head, query), window.keys,
                               row_of<std::uint8_t>(args.randval, head, query));
     }
 
-    // Clears dQ of rows that see none of the item's first keys, for later keys to add to.
-    void clear_dq(std::int64_t first_row, std::int64_t count) const {
+    // Clears dQ of rows that see none of the item's first keys, for later keys to add to. `head` is that of row 0.
+    void clear_dq(std::int64_t head, std::int64_t first_row, std::int64_t count) const {
         for (std::int64_t row = first_row; row < first_row + count; ++row)
-            std::fill_n(dq_acc(item.head_k * heads + row % heads, row / heads), hdim_q, 0.0f);
+            std::fill_n(dq_acc(head + row % heads, row / heads), hdim_q, 0.0f);
     }
 
     void load_keys(KeyRange range) {
@@ -89,12 +95,23 @@ class Backward {
         products.load_keys(keys_of<const T>(args.k, range.begin), keys_of<const T>(args.v, range.begin), count);
     }
 
-    void attend_tile(KeyRange range, std::int64_t first_row, int count) {
+    // The rows that attend to a tile's block, `head` being that of row 0.
+    void attend_rows(KeyRange range, std::int64_t head) {
+        const BlockMask<Row> blocks(args, seq, head);
+        for (QueryRange run{0, 0};; run.begin = run.end) {
+            run = blocks.run_from(run.begin, rows, range.begin);
+            if (run.empty()) return;
+            for (std::int64_t row = run.begin; row < run.end; row += Row::tile_m0)
+                attend_tile(range, head, row, static_cast<int>(std::min<std::int64_t>(Row::tile_m0, run.end - row)));
+        }
+    }
+
+    void attend_tile(KeyRange range, std::int64_t head, std::int64_t first_row, int count) {
         const KeyRange first = visible(first_row), last = visible(first_row + count - 1);
         KeyRange seen = intersect(range, seen_by_some(first, last));
-        const bool first_keys = range.begin == window.keys.begin;
+        const bool first_keys = !Row::block_mask && range.begin == window.keys.begin;
         if (seen.empty()) {
-            if (first_keys) clear_dq(first_row, count);
+            if (first_keys) clear_dq(head, first_row, count);
             return;
         }
         const int first_key = static_cast<int>(seen.begin - range.begin) / Memory::key_step * Memory::key_step;
@@ -103,7 +120,7 @@ class Backward {
         const int keys = static_cast<int>(seen.end - seen.begin);
         const int columns = round_up(keys, Row::warp_n0);
         const bool all_visible = seen_by_all(first, last).contains({seen.begin, seen.begin + columns});
-        load_rows(first_row, count);
+        load_rows(head, first_row, count);
         for (int strip = 0; strip < count; strip += Memory::strip) {
             const int rows_of_strip = std::min(Memory::strip, count - strip);
             products.multiply_scores(strip, rows_of_strip, first_key, keys);
@@ -132,10 +149,10 @@ class Backward {
         return scale;
     }
 
-    void load_rows(std::int64_t first_row, int count) {
+    void load_rows(std::int64_t head_of_row_0, std::int64_t first_row, int count) {
         std::int64_t head = first_row % heads, query = first_row / heads;
         for (int i = 0; i < count; ++i) {
-            const std::int64_t head_q = item.head_k * heads + head;
+            const std::int64_t head_q = head_of_row_0 + head;
             products.load_row(i, row_of<const T>(args.q, head_q, query), row_of<const T>(args.grad_o, head_q, query),
                               scores.query_scale(head_q, query));
             const float lse = *row_of<const float>(args.lse, head_q, query);
@@ -191,6 +208,7 @@ class Backward {
     const Scores<Row> scores;
     const Dropout dropout{args};
     const std::int64_t heads, rows;
+    const std::int64_t first_head, end_head;  // of the group
     const int hdim_q, hdim_v;
     const Form products{scratch, hdim_q, hdim_v};
 };

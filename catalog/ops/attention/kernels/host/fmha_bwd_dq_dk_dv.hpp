@@ -21,14 +21,15 @@ inline bool has_backward_tensors(const catalog_args& args) {
     if (!reads.keys) return true;
     return args.q.data && args.k.data && args.v.data && args.grad_o.data && args.lse.data && args.delta.data &&
            (Row::bias != Bias::bias || args.bias.data) && (Row::bias != Bias::alibi || args.alibi_slopes.data) &&
-           (!Row::dbias || args.dbias.data) && (!Row::logits || args.logits_soft_cap > 0);
+           (!Row::dbias || args.dbias.data) && (!Row::logits || args.logits_soft_cap > 0) &&
+           (!Row::block_mask || args.block_mask.data);
 }
 
 template <class Row>
 inline std::int32_t launch_fmha_bwd_dq_dk_dv(const catalog_args* args) noexcept {
     if (!is_supported<Row>()) return CATALOG_UNSUPPORTED;
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
-    if (!has_backward_tensors<Row>(*args)) return CATALOG_BAD_ARGUMENT;
+    if (!valid_block_mask<Row>(*args) || !has_backward_tensors<Row>(*args)) return CATALOG_BAD_ARGUMENT;
     // Under a causal mask most queries see the first keys, so the longest items are started first.
     const std::int64_t columns = args->batch * args->nhead_k;
     return for_items<BackwardScratch<Row>>(

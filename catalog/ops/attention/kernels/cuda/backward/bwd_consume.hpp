@@ -36,7 +36,15 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                 pin(s);
             }
             barrier_wait(barriers.v(), 0);
-            while (head < heads) {
+            if constexpr (Row::block_mask) {
+                for (;; place = place.next(), ++visited) {
+                    if constexpr (Tile::lags) barrier_wait(barriers.full_q(place.stage), place.phase);
+                    const Visit next = Base::visit_of(place.stage);
+                    if (next.tile < 0) break;
+                    visit(next.head, next.tile, visited, true, place, s, dk, dv);
+                }
+            }
+            while (!Row::block_mask && head < heads) {
                 const bool last = tile + 1 == work.end();
                 visit(head, tile, visited, !last || head + 1 < heads, place, s, dk, dv);
                 place = place.next();
@@ -44,7 +52,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                 tile = last ? work.begin() : tile + 1;
                 head += last;
             }
-            if constexpr (Tile::lags) {
+            if (Tile::lags && (!Row::block_mask || visited > 0)) {
                 float dq[Tile::dq_columns / 2];
                 start_dq(visited - 1, dq);
                 wgmma_wait<0>();

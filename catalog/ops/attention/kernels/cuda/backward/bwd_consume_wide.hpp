@@ -37,7 +37,15 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             wgmma_wait<0>();
             pin(s);
             barrier_wait(barriers.v(), 0);
-            while (head < heads) {
+            if constexpr (Row::block_mask) {
+                for (Visit next; (next = Base::visit_of(place.stage)).tile >= 0;) {
+                    visit(next.head, next.tile, weights, true, place, grad_o_place, s, dk, dv);
+                    place = place.next();
+                    grad_o_place = grad_o_place.next();
+                    weights ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                }
+            }
+            while (!Row::block_mask && head < heads) {
                 const bool last = tile + 1 == work.end();
                 visit(head, tile, weights, !last || head + 1 < heads, place, grad_o_place, s, dk, dv);
                 place = place.next();
@@ -155,13 +163,15 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         barrier_arrive(barriers.empty_grad_o(grad_o_place.stage));
         wgmma_wait<1>();
         pin(dq);
-        // Staging is cheaper beside dK than beside scores. A turn may be long in coming: then scores go first.
-        if constexpr (!Row::deterministic) hand_over<0>(dq);
+        // Staging is cheaper beside dK than beside scores. A turn may be long in coming: then scores go first, unless a
+        // block mask leaves too few registers.
+        constexpr bool early_dq = !Row::deterministic || Row::block_mask;
+        if constexpr (early_dq) hand_over<0>(dq);
         start_scores(place.next(), more, s);
         wgmma_wait<1>();
         pin(dk);
         barrier_arrive(barriers.empty_q(place.stage));
-        if constexpr (Row::deterministic) hand_over<0>(dq);
+        if constexpr (!early_dq) hand_over<0>(dq);
         hand_over<1>(dq);
         wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
         pin(s);

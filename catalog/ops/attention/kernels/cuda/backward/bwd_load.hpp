@@ -2,7 +2,7 @@
 // it adds dQ up.
 #pragma once
 
-#include "bwd_work.hpp"
+#include "bwd_walk.hpp"
 
 namespace catalog::cuda {
 
@@ -23,14 +23,14 @@ __device__ __forceinline__ void load_panels(std::uint32_t target, const CUtensor
                  rows.high, RaggedRows::wrap);
 }
 
-// By one thread: all but V.
+// By one thread, or a warp under a block mask: all but V.
 template <class Row>
 __device__ __forceinline__ void load_tiles(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
     using T = typename Row::dtype;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    {
+    if (acts<Row>()) {
         const RaggedRows k = ragged<T>(args.k, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
         barrier_arrive_expect(barriers.k(), Tile::k_bytes);
         load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, work.first_key());
@@ -41,83 +41,103 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
     for (int head = first_head; head < first_head + work.heads(); ++head) {
         const RaggedRows q = ragged<T>(args.q, work.batch(), head, work.first_q(), work.seqlen_q());
         const RaggedRows grad_o = ragged<T>(args.grad_o, work.batch(), head, work.first_q(), work.seqlen_q());
-        for (int tile = work.begin(); tile < work.end(); ++tile) {
-            const std::uint32_t full_q = barriers.full_q(place.stage);
-            const std::uint32_t full_grad_o = barriers.full_grad_o(grad_o_place.stage);
-            barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
-            barrier_arrive_expect(full_q, Tile::q_bytes);
-            load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
-                                                         full_q, q, tile * Tile::m);
-            barrier_wait(barriers.empty_grad_o(grad_o_place.stage), grad_o_place.phase ^ 1);
-            barrier_arrive_expect(full_grad_o, Tile::grad_o_bytes);
-            load_panels<Tile::hdim_v, Tile::query_panel>(
-                base + Tile::grad_o_at + grad_o_place.stage * Tile::grad_o_bytes, &maps.grad_o, full_grad_o, grad_o,
-                tile * Tile::m);
+        TileWalk<Row> walk(args, work, head - first_head);
+        for (int tile = walk.first(); tile < work.end(); tile = walk.after(tile)) {
+            if (acts<Row>()) {
+                const std::uint32_t full_q = barriers.full_q(place.stage);
+                const std::uint32_t full_grad_o = barriers.full_grad_o(grad_o_place.stage);
+                barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
+                barrier_arrive_expect(full_q, Tile::q_bytes);
+                load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
+                                                             full_q, q, tile * Tile::m);
+                barrier_wait(barriers.empty_grad_o(grad_o_place.stage), grad_o_place.phase ^ 1);
+                barrier_arrive_expect(full_grad_o, Tile::grad_o_bytes);
+                load_panels<Tile::hdim_v, Tile::query_panel>(
+                    base + Tile::grad_o_at + grad_o_place.stage * Tile::grad_o_bytes, &maps.grad_o, full_grad_o, grad_o,
+                    tile * Tile::m);
+            }
             place = place.next();
             grad_o_place = grad_o_place.next();
         }
     }
+    if (Row::block_mask && acts<Row>()) {  // the visit that is none
+        barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
+        barrier_arrive(barriers.full_q(place.stage));
+    }
 }
 
-// By one thread: V, which is not needed first.
+// By one thread, or a warp under a block mask: V, which is not needed first.
 template <class Row>
 __device__ __forceinline__ void load_v(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
     using T = typename Row::dtype;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    if (!acts<Row>()) return;
     const RaggedRows v = ragged<T>(args.v, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
     barrier_arrive_expect(barriers.v(), Tile::v_bytes);
     load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, work.first_key());
 }
 
-// By one thread: adds what the warpgroups stage of each tile to dQ in device memory, in its turn where results must be
-// the same bits every time.
+// By one thread: adds what the warpgroups stage of a tile to dQ in device memory.
+template <class Row>
+__device__ __forceinline__ void add_tile(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base,
+                                         int tile, RingPlace<BackwardTile<Row>::dq_stages>& place) {
+    using Tile = BackwardTile<Row>;
+    const WorkInMemory work{base + Tile::work_at};
+    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    const RaggedRows rows(work.dq_offset() * 4, args.dq_acc.stride_seqlen * 4, work.seqlen_q());
+    if constexpr (Row::deterministic) fence_proxy_async_global();
+#pragma unroll
+    for (int round = 0; round < Tile::dq_rounds; ++round) {
+#pragma unroll
+        for (int warpgroup = 0; warpgroup < Tile::warpgroups; ++warpgroup) {
+            const int staged = Tile::divides_queries ? 0 : warpgroup * Tile::dq_panels;
+            const int first_panel = staged * Tile::dq_rounds + round * Tile::dq_panels;
+            const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
+            barrier_wait(barriers.full_dq(warpgroup, place.stage), place.phase);
+            if constexpr (!Row::deterministic) fence_proxy_async();
+#pragma unroll
+            for (int panel = 0; panel < Tile::dq_panels; ++panel)
+                tma_reduce_add(&maps.dq_acc,
+                               base + Tile::dq_at + place.stage * Tile::dq_bytes +
+                                   (staged + panel) * Tile::query_panel + first_row * panel_row_bytes,
+                               (first_panel + panel) * 32, rows.first_row + tile * Tile::m + first_row, rows.low,
+                               rows.high, RaggedRows::wrap);
+            bulk_commit();
+        }
+        bulk_wait_read<1>();
+        barrier_arrive(barriers.empty_dq(0, place.stage));
+        bulk_wait_read<0>();
+        barrier_arrive(barriers.empty_dq(1, place.stage));
+        place = place.next();
+    }
+}
+
+// By one thread, or a warp under a block mask: adds dQ of all tiles, in the block's turn where results must be the same
+// bits every time.
 template <class Row>
 __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
     const WorkInMemory work{base + Tile::work_at};
-    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
     RingPlace<Tile::dq_stages> place;
     for (int head = 0; head < work.heads(); ++head) {
-        if constexpr (Row::deterministic) Turns<Row>{work}.wait(work.begin());
-        for (int tile = work.begin(); tile < work.end(); ++tile) {
-            const RaggedRows rows(work.dq_offset() * 4, args.dq_acc.stride_seqlen * 4, work.seqlen_q());
-            if constexpr (Row::deterministic) fence_proxy_async_global();
-#pragma unroll
-            for (int round = 0; round < Tile::dq_rounds; ++round) {
-#pragma unroll
-                for (int warpgroup = 0; warpgroup < Tile::warpgroups; ++warpgroup) {
-                    const int staged = Tile::divides_queries ? 0 : warpgroup * Tile::dq_panels;
-                    const int first_panel = staged * Tile::dq_rounds + round * Tile::dq_panels;
-                    const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
-                    barrier_wait(barriers.full_dq(warpgroup, place.stage), place.phase);
-                    if constexpr (!Row::deterministic) fence_proxy_async();
-#pragma unroll
-                    for (int panel = 0; panel < Tile::dq_panels; ++panel)
-                        tma_reduce_add(
-                            &maps.dq_acc,
-                            base + Tile::dq_at + place.stage * Tile::dq_bytes + (staged + panel) * Tile::query_panel +
-                                first_row * panel_row_bytes,
-                            (first_panel + panel) * 32, rows.first_row + tile * Tile::m + first_row, rows.low,
-                            rows.high, RaggedRows::wrap);
-                    bulk_commit();
-                }
-                bulk_wait_read<1>();
-                barrier_arrive(barriers.empty_dq(0, place.stage));
-                bulk_wait_read<0>();
-                barrier_arrive(barriers.empty_dq(1, place.stage));
-                place = place.next();
-            }
-            if constexpr (Row::deterministic) {
+        TileWalk<Row> walk(args, work, head);
+        const Turns<Row> turns{args, work, head};
+        if constexpr (Row::deterministic)
+            if ((!Row::block_mask || walk.first() < work.end()) && acts<Row>()) turns.wait(walk.first());
+        for (int tile = walk.first(), next; tile < work.end(); tile = next) {
+            if (acts<Row>()) add_tile<Row>(args, maps, base, tile, place);
+            next = walk.after(tile);
+            if (Row::deterministic && acts<Row>()) {
                 // Asked while this tile is on its way to memory: mostly the next turn has come by then.
-                const bool waits = tile + 1 < work.end() && !Turns<Row>{work}.has_come(tile + 1);
+                const bool waits = next < work.end() && (Row::block_mask || !turns.has_come(next));
                 bulk_wait<0>();
-                Turns<Row>{work}.pass(tile);
-                if (waits) Turns<Row>{work}.wait(tile + 1);
+                turns.pass(tile);
+                if (waits) turns.wait(next);
             }
         }
-        work.next_head(args.dq_acc.stride_nhead, counters_of_head(args, Tile::m));
+        if (acts<Row>()) work.next_head(args.dq_acc.stride_nhead, counters_of_head(args, Tile::m));
     }
 }
 
@@ -136,7 +156,8 @@ __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_
     for (int head = first_head; head < first_head + work.heads(); ++head) {
         float slope = 0;
         if constexpr (shifted) slope = slope_of(args, work.index(), head);
-        for (int tile = work.begin(); tile < work.end(); ++tile) {
+        TileWalk<Row> walk(args, work, head - first_head);
+        for (int tile = walk.first(); tile < work.end(); tile = walk.after(tile)) {
             const int first = tile * Tile::m + lane, rest = work.seqlen_q() - first;
             const float* const rows = static_cast<const float*>(tensor.data) +
                                       offset_of(tensor, work.batch(), head, work.first_q() + first);
@@ -157,9 +178,16 @@ __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_
 #pragma unroll
             for (int i = 0; i < Tile::m; i += 32)
                 if (i + lane < Tile::m) store_number(target + i * 4, number[i / 32]);
+            if constexpr (Row::block_mask && of_lse)
+                if (lane == 0) Visit{tile, head - first_head, walk.halves()}.store(Tile::visit_at(base, place.stage));
             barrier_arrive(of_lse ? barriers.full_q(place.stage) : barriers.full_grad_o(place.stage));
             place = place.next();
         }
+    }
+    if constexpr (Row::block_mask && of_lse) {
+        barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
+        if (lane == 0) Visit{-1, 0, 0}.store(Tile::visit_at(base, place.stage));
+        barrier_arrive(barriers.full_q(place.stage));
     }
 }
 

@@ -12,7 +12,7 @@
 
 namespace catalog::cuda {
 
-inline constexpr int work_bytes = 72;  // of WorkInMemory
+inline constexpr int visit_bytes = 8;  // of a Visit
 
 constexpr int round_up(int length, int step) { return (length + step - 1) / step * step; }
 
@@ -29,7 +29,12 @@ struct BackwardTile {
     static constexpr int hdim_q = round_up(Row::hdim_q, hdim_step), hdim_v = round_up(Row::hdim_v, hdim_step);
     static constexpr int stages = Row::num_stages, grad_o_stages = divides_hdim ? 1 : stages;
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
-    static constexpr int consumer_registers = 240, loader_registers = 24;
+
+    // Who looks for tiles in a bitmap needs more registers, and who multiplies can spare them.
+    static constexpr int consumer_registers = Row::block_mask ? 232 : 240;
+    static constexpr int loader_registers = Row::block_mask ? 40 : 24;
+    static_assert(consumers * consumer_registers + 128 * loader_registers <= threads * (65536 / threads / 8 * 8),
+                  "what warpgroups claim must have been released, or they wait forever");
 
     // The warpgroups divide the queries of dQ, or else its head dim, for which narrow heads transpose it. A tile is staged
     // in `dq_rounds` rounds.
@@ -67,14 +72,21 @@ struct BackwardTile {
 
     // In turns dQ of narrow heads is staged twice where there is room: a turn may be long in coming.
     static constexpr int most_shared_bytes = 232448, barriers_bytes = (14 + 4 * stages) * 8;
-    static constexpr int rest_bytes = 2 * stages * row_bytes + barriers_bytes + work_bytes;
+    static constexpr int work_bytes = Row::block_mask ? 80 : 72;  // of WorkInMemory
+    static constexpr int visits_bytes = Row::block_mask ? stages * visit_bytes : 0;
+    static constexpr int rest_bytes = 2 * stages * row_bytes + barriers_bytes + work_bytes + visits_bytes;
     static constexpr bool fits_twice = dq_at + 2 * dq_bytes + rest_bytes <= most_shared_bytes;
     static constexpr int dq_stages = Row::deterministic && !divides_hdim && fits_twice ? 2 : 1;
 
     static constexpr int lse_at = dq_at + dq_stages * dq_bytes, delta_at = lse_at + stages * row_bytes;
     static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + barriers_bytes;
-    static constexpr int shared_bytes = work_at + work_bytes;
+    static constexpr int visits_at = work_at + work_bytes, shared_bytes = visits_at + visits_bytes;
     static_assert(shared_bytes <= most_shared_bytes, "a block has 227 KiB of shared memory");
+
+    // The Visit whose tile is in a stage.
+    static __device__ __forceinline__ std::uint32_t visit_at(std::uint32_t base, int stage) {
+        return base + visits_at + stage * visit_bytes;
+    }
 };
 
 // Barriers: who reads waits for full, who writes for empty.

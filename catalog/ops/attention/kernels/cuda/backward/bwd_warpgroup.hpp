@@ -39,6 +39,8 @@ class BackwardWarpgroup {
         for (int i = 0; i < count; ++i) registers[i] = 0;
     }
 
+    __device__ __forceinline__ Visit visit_of(int stage) const { return Visit::load(Tile::visit_at(base, stage)); }
+
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
 
     __device__ __forceinline__ int first_key() const { return work.first_key(); }
@@ -108,7 +110,7 @@ class BackwardWarpgroup {
             }
             if constexpr (Row::bias == Bias::bias) biases.advance();
         }
-        if (!all_visible(tile * m)) hide<columns>(first_query, s);
+        if (!all_visible(tile * m, stage)) hide<columns>(first_query, stage, s);
         if constexpr (Row::dropout) drop<columns>(head, first_query, s);
     }
 
@@ -168,9 +170,16 @@ class BackwardWarpgroup {
         return key - work.diagonal() - first_query - 2 * (lane % 4);
     }
 
+    // Whether the block mask shows this thread's keys to the queries of a stage.
+    __device__ __forceinline__ bool is_named(int stage) const {
+        const int half = Tile::n > 64 ? warpgroup : 0;
+        return visit_of(stage).halves >> half & 1;
+    }
+
     // Whether every query of a tile sees every key of the block; queries behind the last one do not count.
-    __device__ __forceinline__ bool all_visible(int first_query) const {
+    __device__ __forceinline__ bool all_visible(int first_query, int stage) const {
         bool all = first_key() + Tile::n <= work.seqlen_k();
+        if constexpr (Row::block_mask) all &= is_named(stage);
         if constexpr (Row::mask != Mask::none)
             all &= first_key() + Tile::n - 1 - first_query - work.diagonal() <= work.right();
         if constexpr (Row::mask == Mask::generic)
@@ -189,17 +198,19 @@ class BackwardWarpgroup {
 
     // Of the keys of the first or second half of a thread's rows.
     template <int columns>
-    __device__ __forceinline__ Seeing seeing(int first_query, int half) const {
+    __device__ __forceinline__ Seeing seeing(int first_query, int half, int stage) const {
         const int key = first_key() + first_row() + 8 * half;
         const int distance = first_distance(first_query) + 8 * half;
+        if constexpr (Row::block_mask)
+            if (!is_named(stage)) return {columns, columns};
         return {key < work.seqlen_k() ? distance - work.right() : columns, distance + work.left()};
     }
 
     template <int columns>
-    __device__ __forceinline__ void hide(int first_query, float (&p)[columns / 2]) const {
+    __device__ __forceinline__ void hide(int first_query, int stage, float (&p)[columns / 2]) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Seeing queries = seeing<columns>(first_query, half);
+            const Seeing queries = seeing<columns>(first_query, half, stage);
 #pragma unroll
             for (int j = 0; j < columns / 8; ++j)
 #pragma unroll
@@ -222,8 +233,8 @@ class BackwardWarpgroup {
         const float cap = args.logits_soft_cap * log2_e, scale = __fdividef(args.scale, args.logits_soft_cap);
         const std::uint32_t lse =
             base + Tile::lse_at + stage * Tile::row_bytes + (first_column + 2 * (lane % 4)) * 4;
-        const bool all = all_visible(tile * m);
-        const Seeing queries[2] = {seeing<columns>(first_query, 0), seeing<columns>(first_query, 1)};
+        const bool all = all_visible(tile * m, stage);
+        const Seeing queries[2] = {seeing<columns>(first_query, 0, stage), seeing<columns>(first_query, 1, stage)};
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(lse + 32 * j);

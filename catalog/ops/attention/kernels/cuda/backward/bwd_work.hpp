@@ -43,6 +43,12 @@ __device__ __forceinline__ void store_wide_number(std::uint32_t at, std::int64_t
     asm volatile("st.shared.s64 [%0], %1;" ::"r"(at), "l"(number) : "memory");
 }
 
+// Tiles of an entry of the block mask.
+template <class Row>
+__device__ __forceinline__ int tiles_of_entry(const catalog_args& args) {
+    return static_cast<int>(args.block_mask_q) / Row::tile_m0;
+}
+
 // What a block works on: keys from first_key on, against the tiles [begin, end) of queries of every head of the group.
 template <class Row>
 struct BackwardWork {
@@ -104,6 +110,13 @@ struct BackwardWork {
                 static_cast<std::int32_t*>(args.dq_acc.data) + args.nhead_q * args.tokens_q * args.hdim_q + counter;
             store_wide_number(to + 64, reinterpret_cast<std::int64_t>(counters));
         }
+        if constexpr (Row::block_mask) {
+            const int keys = static_cast<int>(args.block_mask_kv);
+            const int entries[2] = {first_key / keys, min(first_key + Tile::n - 64, sequence.seqlen_k - 1) / keys};
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 72 + 4 * i), "r"(entries[i]) : "memory");
+        }
     }
 
    private:
@@ -131,6 +144,10 @@ struct WorkInMemory {
     __device__ __forceinline__ int heads() const { return number(12); }  // of queries
     __device__ __forceinline__ int first_key() const { return number(13); }
 
+    // Of a row of the block mask: those with the block's first 64 keys and its last. Not there without a mask.
+    __device__ __forceinline__ int first_entry() const { return number(18); }
+    __device__ __forceinline__ int last_entry() const { return number(19); }
+
     // Where dQ's first row of a head is, in elements, and the counters of its tiles. The group's heads come in turn.
     __device__ __forceinline__ std::int64_t dq_offset() const { return wide_number(56); }
     __device__ __forceinline__ std::int32_t* counters() const {
@@ -154,35 +171,6 @@ struct WorkInMemory {
         std::int64_t number;
         asm volatile("ld.shared.s64 %0, [%1];" : "=l"(number) : "r"(at + offset) : "memory");
         return number;
-    }
-};
-
-// The order in which blocks add to a tile of dQ: the last keys first. A block waits only for blocks that come before it
-// in the grid, which are running or done: so all of them end. Since all visit tiles in the same order, a block that has
-// once waited for the one before follows it without waiting again.
-//
-// FlashAttention-3 orders its additions by such counters too.
-template <class Row>
-struct Turns {
-    const WorkInMemory work;
-
-    // Whether all blocks before this one have added to a tile of the head.
-    __device__ __forceinline__ bool has_come(int tile) const {
-        const int last = (tile + 1) * Row::tile_m0 - 1 + work.diagonal() + work.right();
-        const int last_key = min(last, work.seqlen_k() - 1);  // that the tile sees
-        const int before = last_key / Row::tile_n0 - work.first_key() / Row::tile_n0;
-        return load_acquire(work.counters() + tile) >= before;
-    }
-
-    __device__ __forceinline__ void wait(int tile) const {
-        while (!has_come(tile)) {
-        }
-    }
-
-    // By the thread that has added, once its additions are written.
-    __device__ __forceinline__ void pass(int tile) const {
-        fence_proxy_async_global();
-        add_release(work.counters() + tile, 1);
     }
 };
 

@@ -31,13 +31,14 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
         release_registers<Tile::loader_registers>();
         const WorkInMemory work_in_memory{base + Tile::work_at};
         if (work_in_memory.begin() == work_in_memory.end()) return;
-        if (threadIdx.x >= 96)
+        const unsigned thread = Row::block_mask ? threadIdx.x / 32 * 32 : threadIdx.x;
+        if (thread >= 96)
             load_rows<Row, false>(args, base);
-        else if (threadIdx.x >= 64)
+        else if (thread >= 64)
             load_rows<Row, true>(args, base);
-        else if (threadIdx.x == 32)
+        else if (thread == 32)
             load_v<Row>(args, maps, base), add_dq<Row>(args, maps, base);
-        else if (threadIdx.x == 0)
+        else if (thread == 0)
             load_tiles<Row>(args, maps, base);
     } else {
         claim_registers<Tile::consumer_registers>();
@@ -112,7 +113,15 @@ inline bool has_backward_tensors(const catalog_args& args) {
     return rows(args.q, args.nhead_q) && rows(args.k, args.nhead_k) && rows(args.v, args.nhead_k) &&
            rows(args.grad_o, args.nhead_q) && args.lse.data && args.delta.data &&
            (Row::bias != Bias::alibi || args.alibi_slopes.data) && (Row::bias != Bias::bias || args.bias.data) &&
-           (!Row::dbias || args.dbias.data) && (!Row::logits || args.logits_soft_cap > 0);
+           (!Row::dbias || args.dbias.data) && (!Row::logits || args.logits_soft_cap > 0) &&
+           (!Row::block_mask || args.block_mask.data);
+}
+
+// Whether the queries of a tile see the same blocks of the block mask, and 64 keys are in one block.
+template <class Row>
+inline bool valid_block_mask(const catalog_args& args) {
+    const auto fits = [](std::int64_t size, int step) { return 0 < size && size <= 0x7fffffff && size % step == 0; };
+    return !Row::block_mask || (fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, 64));
 }
 
 template <class Row>
@@ -137,7 +146,8 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
     if (!valid_backward_sizes(*args) || !valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) || !starts ||
-        !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row::mask>(*args))
+        !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row::mask>(*args) ||
+        !valid_block_mask<Row>(*args))
         return CATALOG_BAD_ARGUMENT;
     if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
     if (!has_backward_tensors<Row>(*args) || args->num_splits != 1) return CATALOG_BAD_ARGUMENT;

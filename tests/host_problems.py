@@ -21,7 +21,7 @@ from catalog.ops.attention.inputs import forward_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.stages import MAIN_STAGE, STAGES
-from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
+from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, Mode, Pipeline, Qscale, Rope
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
@@ -130,7 +130,7 @@ def problem_fields(signature: Signature, pick: Callable[..., Any]) -> dict[str, 
         "nhead_k": nhead_k,
         "nhead_q": nhead_k * pick(1, 2, 4),
     }
-    fields |= _sizes(op, traits["mode"], bool(traits["paged_kv"]), pick)
+    fields |= _sizes(traits["mode"], _page_sizes(op, traits), pick)
     if op == "appendkv":
         return fields | _append(traits, fields, pick)
     fields |= _mask(traits["mask"], bool(traits["sink"]), pick)
@@ -179,18 +179,27 @@ def _head_dims(signature: Signature, pick: Callable[..., Any]) -> tuple[int, int
     return tuple(pick(*allowed))
 
 
-def _sizes(op: Op, mode: str, paged: bool, pick: Callable[..., Any]) -> dict[str, Any]:
+def _page_sizes(op: Op, traits: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of caches that the kernel reads; none for dense ones."""
+    if not traits["paged_kv"]:
+        return ()
+    if traits["pipeline"] == Pipeline.SM90_WGMMA.value:
+        return 8, 16, 48, 64, 1024
+    return (16, 64, 1024) if op == "batch_prefill" else (1, 16, 64, 1024)
+
+
+def _sizes(mode: str, pages: tuple[int, ...], pick: Callable[..., Any]) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     if mode == Mode.GROUP.value:
         sizes["seqlens_q"] = [pick(*SEQLENS) for _ in range(pick(1, 2, 4))]
-        if not paged:
+        if not pages:
             sizes["seqlens_k"] = pick(sizes["seqlens_q"], [pick(*SEQLENS) for _ in sizes["seqlens_q"]])
     else:
         sizes |= {"batch": pick(1, 2, 3), "seqlen_q": pick(*SEQLENS), "layout": pick("bhsd", "bshd")}
-    if paged or mode == Mode.BATCH.value:
+    if pages or mode == Mode.BATCH.value:
         sizes["seqlen_k"] = pick(*SEQLENS)
-    if paged:
-        sizes["page_size"] = pick(16, 64, 1024) if op == "batch_prefill" else pick(1, 16, 64, 1024)
+    if pages:
+        sizes["page_size"] = pick(*pages)
     return sizes
 
 

@@ -37,9 +37,9 @@ __device__ __forceinline__ Sequence queries_of(const catalog_args& args, int ind
     return seq;
 }
 
-// The keys in the pages of a sequence.
-template <class Row>
-__device__ __forceinline__ int paged_length(const catalog_args& args, int index) {
+// The keys in the pages of a sequence. `Args`: catalog_args, or what has as much of them, here and below.
+template <class Row, class Args>
+__device__ __forceinline__ int paged_length(const Args& args, int index) {
     if constexpr (Row::kv_lookup_table == KvLookupTable::sglang) {
         const auto* starts = static_cast<const std::int32_t*>(args.kv_indptr.data) + index;
         const std::int64_t pages = std::int64_t{starts[1]} - starts[0];
@@ -57,7 +57,8 @@ class PageTable {
     static constexpr bool listed = Row::kv_lookup_table == KvLookupTable::sglang;
 
    public:
-    __device__ __forceinline__ PageTable(const catalog_args& args, int sequence) {
+    template <class Args>
+    __device__ __forceinline__ PageTable(const Args& args, int sequence) {
         if constexpr (listed) {
             pages = static_cast<const std::int32_t*>(args.kv_page_indices.data);
             first = static_cast<const std::int32_t*>(args.kv_indptr.data)[sequence];

@@ -1,4 +1,5 @@
-// Forward attention for Hopper, specialised for one row of the catalog: family fwd, pipeline sm90_wgmma.
+// Forward attention for Hopper, specialised for one row of the catalog: families fwd, fwd_pagedkv and batch_prefill,
+// pipeline sm90_wgmma.
 //
 // A block has one warpgroup that loads, a single thread of it through TMA, and one for every 64 of its tile_m0 queries
 // that compute. Where elements have 8 bits, the other warps of the first one transpose values. A block works on tile
@@ -25,12 +26,13 @@
 #pragma once
 
 #include "fwd_wgmma_consumer.hpp"
+#include "fwd_wgmma_loads.hpp"
 #include "fwd_wgmma_transposer.hpp"
 #include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
 
-// Loads what the consumers of a block read, in the order in which they do. One thread.
+// Loads what the consumers of a block read, in the order in which they do. One thread, or a warp: see loads_by_warp.
 template <class Row>
 class FwdProducer {
     using Shared = FwdShared<Row>;
@@ -51,66 +53,55 @@ class FwdProducer {
     }
 
    private:
-    __device__ __forceinline__ static RaggedRows rows_of(const ByteStrides& strides, const Work<Row>& work, int head,
-                                                         std::int64_t first, int rows) {
-        const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
-        return {batch * strides.batch + head * strides.nhead + first * strides.seqlen, strides.seqlen, rows};
-    }
-
     __device__ __forceinline__ void load_tile(const Work<Row>& work) {
-        const int head_k = work.head / call.heads_per_kv_head;
-        const RaggedRows keys = rows_of(call.k, work, head_k, work.first_k, work.seqlen_k);
-        const RaggedRows values = rows_of(call.v, work, head_k, work.first_k, work.seqlen_k);
-        int block = work.end_block - 1, before = block;
-        load_k(keys, block);
-        load_q(rows_of(call.q, work, work.head, work.first_q, work.seqlen_q), work.first_query);
+        const KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
+        int block = work.end_block - 1;
+        auto place = blocks.find(block);
+        load_k(blocks, place);
+        load_q(rows_of(call.q, Work<Row>::group ? 0 : work.batch, work.head, work.first_q, work.seqlen_q),
+               work.first_query);
         if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         while (--block >= work.first_block) {
-            load_k(keys, block);
-            load_v(values, Work<Row>::has_gaps ? before : block + 1);
-            before = block;
+            const auto next = blocks.find(block);
+            load_k(blocks, next);
+            load_v(blocks, place);
+            place = next;
             if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         }
-        load_v(values, Work<Row>::has_gaps ? before : block + 1);
+        load_v(blocks, place);
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
-        for (int group = 0; group < Shared::groups; ++group) {
-            const std::uint32_t full = Shared::q_full(shared, group);
-            barrier_wait(Shared::q_empty(shared, group), q_phase ^ 1);
-            barrier_arrive_expect(full, Shared::q_group_bytes);
-            load_panels<Row::hdim_q, 64>(call.q_map, shared + Shared::q + group * Shared::q_group_bytes, full, rows,
-                                         first_query + 64 * group);
-        }
+        if (acts<Row>())
+            for (int group = 0; group < Shared::groups; ++group) {
+                const std::uint32_t full = Shared::q_full(shared, group);
+                await(Shared::q_empty(shared, group), q_phase, full, Shared::q_group_bytes);
+                load_panels<Row, Row::hdim_q, 64>(call.q_map, shared + Shared::q + group * Shared::q_group_bytes, full,
+                                                  rows, first_query + 64 * group);
+            }
         q_phase ^= 1;
     }
 
-    __device__ __forceinline__ void load_k(const RaggedRows& rows, int block) {
+    __device__ __forceinline__ void load_k(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
         const std::uint32_t full = Shared::k_full(shared, k_ring.stage);
-        barrier_wait(Shared::k_empty(shared, k_ring.stage), k_ring.phase ^ 1);
-        barrier_arrive_expect(full, Shared::k_bytes);
-        load_panels<Row::hdim_q, Row::tile_n0>(call.k_map, shared + Shared::k + k_ring.stage * Shared::k_bytes, full,
-                                               rows, block * Row::tile_n0);
+        if (acts<Row>()) await(Shared::k_empty(shared, k_ring.stage), k_ring.phase, full, Shared::k_bytes);
+        if constexpr (loads_by_warp<Row>) __syncwarp();
+        blocks.load_keys(shared + Shared::k + k_ring.stage * Shared::k_bytes, full, place);
         k_ring.next();
     }
 
-    __device__ __forceinline__ void load_v(const RaggedRows& rows, int block) {
+    __device__ __forceinline__ void load_v(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
         const std::uint32_t full = Shared::loaded_v_full(shared, v_ring.stage);
-        barrier_wait(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase ^ 1);
-        barrier_arrive_expect(full, Shared::v_bytes);
-        load_panels<Row::hdim_v, Row::tile_n0>(call.v_map, shared + Shared::loaded_v + v_ring.stage * Shared::v_bytes,
-                                               full, rows, block * Row::tile_n0);
+        if (acts<Row>()) await(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase, full, Shared::v_bytes);
+        if constexpr (loads_by_warp<Row>) __syncwarp();
+        blocks.load_values(shared + Shared::loaded_v + v_ring.stage * Shared::v_bytes, full, place);
         v_ring.next();
     }
 
-    template <int hdim, int count>
-    __device__ __forceinline__ void load_panels(const CUtensorMap& map, std::uint32_t target, std::uint32_t full,
-                                                const RaggedRows& rows, int first) {
-        constexpr int columns = loaded_columns<Row, hdim>, row_bytes = loaded_row_bytes<Row, hdim>;
-#pragma unroll
-        for (int panel = 0; panel < hdim / columns; ++panel)
-            tma_load(target + panel * count * row_bytes, &map, full, panel * columns, rows.first_row + first, rows.low,
-                     rows.high, RaggedRows::wrap);
+    // Until nobody reads any more where `bytes` are to be loaded.
+    static __device__ __forceinline__ void await(std::uint32_t empty, std::uint32_t phase, std::uint32_t full, int bytes) {
+        barrier_wait(empty, phase ^ 1);
+        barrier_arrive_expect(full, bytes);
     }
 
     const FwdCall& call;
@@ -126,7 +117,7 @@ template <class Row>
 __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr int of_producer = !has_bytes<Row> ? 24 : Shared::groups > 2 ? 32 : 40;
+    constexpr int of_producer = !has_bytes<Row> && !loads_by_warp<Row> ? 24 : Shared::groups > 2 ? 32 : 40;
     constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
@@ -142,7 +133,7 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
-        if (threadIdx.x == 0) FwdProducer<Row>(call, shared).run();
+        if (threadIdx.x < (loads_by_warp<Row> ? 32 : 1)) FwdProducer<Row>(call, shared).run();
         if constexpr (has_bytes<Row>)
             if (threadIdx.x >= 32) FwdTransposer<Row>(call, shared).run();
     } else {

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "operation/workspace.hpp"
 #include "cuda/common/call.hpp"
 #include "cuda/common/dropout.hpp"
+#include "cuda/common/sequence.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace catalog::cuda {
@@ -25,6 +27,15 @@ struct Descales {
     __device__ __forceinline__ float of(int sequence, int head, int token) const {
         return data[sequence * batch + head * nhead + token / block * of_block];
     }
+};
+
+// The pages of K and V, with the names of catalog_args: see PageTable. A block of keys consists of parts of `part_rows`,
+// each within a page.
+struct KeyPages {
+    catalog_tensor block_table, seqlens_k, kv_indptr, kv_page_indices, kv_last_page_lens;
+    std::int64_t page_size, pages_per_sequence, num_pages, num_page_indices, seqlen_k;
+    Divisor divide{1};
+    int part_rows;
 };
 
 struct FwdCall {
@@ -59,6 +70,7 @@ struct FwdCall {
     const std::uint8_t* block_mask;
     ByteStrides block_mask_strides;
     int block_mask_q, block_mask_kv;  // in tiles
+    KeyPages pages;
 };
 
 // Of the panels in which a tensor of this head dim is loaded: rows of 128 bytes where these divide it, or 64.
@@ -93,6 +105,12 @@ template <class Row>
 inline bool valid_block_mask(const catalog_args& args) {
     const auto fits = [](std::int64_t size, int tile) { return 0 < size && size <= 0x7fffffff && size % tile == 0; };
     return !Row::block_mask || (fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, Row::tile_n0));
+}
+
+// The swizzled rows of a part begin with a group of eight.
+template <class Row>
+inline bool valid_parts(const catalog_args& args) {
+    return !Row::paged_kv || (valid_pages<Row>(args) && args.page_size % 8 == 0);
 }
 
 // Whether TMA and 16-byte accesses reach every row.
@@ -160,7 +178,8 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
 
     const bool keys = has_keys(args);
     if (!args.q.data || !args.o.data || (keys && (!args.k.data || !args.v.data))) return CATALOG_BAD_ARGUMENT;
-    if (group && (!args.seqstart_q || !args.seqstart_k)) return CATALOG_BAD_ARGUMENT;
+    if (group && (!args.seqstart_q || (!Row::paged_kv && !args.seqstart_k))) return CATALOG_BAD_ARGUMENT;
+    if (!valid_parts<Row>(args)) return CATALOG_BAD_ARGUMENT;
     if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::bias && keys && !args.bias.data) return CATALOG_BAD_ARGUMENT;
@@ -170,12 +189,13 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
     const std::int64_t rows_q = group ? most_tokens : args.seqlen_q;
-    const std::int64_t rows_k = group ? most_tokens : args.seqlen_k;
+    const std::int64_t rows_k = Row::paged_kv ? args.page_size : group ? most_tokens : args.seqlen_k;
+    const std::int64_t batch_k = Row::paged_kv ? args.num_pages : batch;
     const std::int64_t bytes_q = args.hdim_q * sizeof(T), bytes_v = args.hdim_v * sizeof(T);
     const std::int64_t bytes_o = args.hdim_v * sizeof(O);
     call.q = byte_strides<T>(args.q, batch, args.nhead_q, rows_q, bytes_q);
-    call.k = byte_strides<T>(args.k, batch, args.nhead_k, rows_k, bytes_q);
-    call.v = byte_strides<T>(args.v, batch, args.nhead_k, rows_k, bytes_v);
+    call.k = byte_strides<T>(args.k, batch_k, args.nhead_k, rows_k, bytes_q);
+    call.v = byte_strides<T>(args.v, batch_k, args.nhead_k, rows_k, bytes_v);
     call.o = byte_strides<O>(args.o, batch, args.nhead_q, rows_q, bytes_o);
     call.lse = byte_strides<float>(args.lse, batch, args.nhead_q, rows_q, 0);
     // A tensor without elements may be anything; nothing is read through its map.
@@ -186,10 +206,15 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
         !aligned_rows(args.o, call.o))
         return CATALOG_BAD_ARGUMENT;
     constexpr int columns_q = loaded_columns<Row, Row::hdim_q>, columns_v = loaded_columns<Row, Row::hdim_v>;
+    const int part_rows = Row::paged_kv ? std::gcd(static_cast<int>(args.page_size), Row::tile_n0) : Row::tile_n0;
     if (!make_ragged_map<T>(call.q_map, args.q.data, call.q.seqlen, args.hdim_q, columns_q, 64) ||
-        !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, columns_q, Row::tile_n0) ||
-        !make_ragged_map<T>(call.v_map, v.data, call.v.seqlen, args.hdim_v, columns_v, Row::tile_n0))
+        !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, columns_q, part_rows) ||
+        !make_ragged_map<T>(call.v_map, v.data, call.v.seqlen, args.hdim_v, columns_v, part_rows))
         return CATALOG_BAD_ARGUMENT;
+    if constexpr (Row::paged_kv)
+        call.pages = {args.block_table, args.seqlens_k, args.kv_indptr, args.kv_page_indices, args.kv_last_page_lens,
+                      args.page_size, args.pages_per_sequence, args.num_pages, args.num_page_indices, args.seqlen_k,
+                      Divisor(args.page_size), part_rows};
 
     call.o_data = args.o.data;
     call.lse_data = static_cast<float*>(args.lse.data);

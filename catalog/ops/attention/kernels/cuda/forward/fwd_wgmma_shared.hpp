@@ -33,7 +33,8 @@ struct FwdShared {
     static_assert(Row::tile_m0 % 64 == 0 && groups <= 3 && Row::tile_n0 % 16 == 0 && Row::tile_n0 <= 256);
     static_assert(has_bytes<Row> || std::is_same_v<typename Row::dtype, typename Row::otype>);
     static_assert(!has_bytes<Row> || Row::tile_n0 % 32 == 0);
-    static_assert(Row::hdim_q % 64 == 0 && Row::hdim_v % 64 == 0 && Row::hdim_v <= 256 && !Row::paged_kv);
+    static_assert(!has_bytes<Row> || !Row::paged_kv);
+    static_assert(Row::hdim_q % 64 == 0 && Row::hdim_v % 64 == 0 && Row::hdim_v <= 256 && !is_vectorized<Row>);
 
     static __device__ __forceinline__ std::uint32_t barrier(std::uint32_t base, int index) {
         return base + barriers + 8 * index;

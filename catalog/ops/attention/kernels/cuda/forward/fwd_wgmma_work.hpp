@@ -108,13 +108,18 @@ struct Work {
         seqlen_k = call.seqlen_k;
         if constexpr (group) {
             first_q = call.seqstart_q[batch];
-            first_k = call.seqstart_k[batch];
             seqlen_q = packed_queries(call, batch);
-            seqlen_k = static_cast<int>(call.seqstart_k[batch + 1] - first_k);
+            if constexpr (!Row::paged_kv) {
+                first_k = call.seqstart_k[batch];
+                seqlen_k = static_cast<int>(call.seqstart_k[batch + 1] - first_k);
+            }
         } else if (call.seqlens_q) {
             seqlen_q = min(seqlen_q, call.seqlens_q[batch]);
         }
-        if (call.seqlens_k) seqlen_k = min(seqlen_k, call.seqlens_k[batch]);
+        if constexpr (Row::paged_kv)
+            seqlen_k = paged_length<Row>(call.pages, batch);
+        else if (call.seqlens_k)
+            seqlen_k = min(seqlen_k, call.seqlens_k[batch]);
         seqlen_q = max(seqlen_q, 0);
         seqlen_k = max(seqlen_k, 0);
 

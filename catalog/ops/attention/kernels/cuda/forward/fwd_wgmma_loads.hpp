@@ -1,0 +1,112 @@
+// Blocks of K and V on their way into shared memory: from dense or packed tensors, or from the pages of a cache.
+#pragma once
+
+#include "fwd_wgmma_shared.hpp"
+
+namespace catalog::cuda {
+
+__device__ __forceinline__ RaggedRows rows_of(const ByteStrides& strides, std::int64_t batch, int head,
+                                              std::int64_t first, int rows) {
+    return {batch * strides.batch + head * strides.nhead + first * strides.seqlen, strides.seqlen, rows};
+}
+
+// To `target`, the first panel of `count` rows; those of `rows` from `first` on, as many as the map's boxes have.
+template <class Row, int hdim, int count>
+__device__ __forceinline__ void load_panels(const CUtensorMap& map, std::uint32_t target, std::uint32_t full,
+                                            const RaggedRows& rows, int first) {
+    constexpr int columns = loaded_columns<Row, hdim>, row_bytes = loaded_row_bytes<Row, hdim>;
+#pragma unroll
+    for (int panel = 0; panel < hdim / columns; ++panel)
+        tma_load(target + panel * count * row_bytes, &map, full, panel * columns, rows.first_row + first, rows.low,
+                 rows.high, RaggedRows::wrap);
+}
+
+// Whether a warp loads, and not one thread.
+template <class Row>
+inline constexpr bool loads_by_warp = Row::paged_kv;
+
+// Whether this thread acts for those that load.
+template <class Row>
+__device__ __forceinline__ bool acts() {
+    return !loads_by_warp<Row> || threadIdx.x % 32 == 0;
+}
+
+// A block is a box of the sequence's rows.
+template <class Row>
+class DenseBlocks {
+   public:
+    using Place = int;  // the block's number
+
+    __device__ __forceinline__ DenseBlocks(const FwdCall& call, const Work<Row>& work, int head)
+        : call(call),
+          keys(rows_of(call.k, Work<Row>::group ? 0 : work.batch, head, work.first_k, work.seqlen_k)),
+          values(rows_of(call.v, Work<Row>::group ? 0 : work.batch, head, work.first_k, work.seqlen_k)) {}
+
+    __device__ __forceinline__ Place find(int block) const { return block; }
+
+    __device__ __forceinline__ void load_keys(std::uint32_t target, std::uint32_t full, Place block) const {
+        load_panels<Row, Row::hdim_q, Row::tile_n0>(call.k_map, target, full, keys, block * Row::tile_n0);
+    }
+
+    __device__ __forceinline__ void load_values(std::uint32_t target, std::uint32_t full, Place block) const {
+        load_panels<Row, Row::hdim_v, Row::tile_n0>(call.v_map, target, full, values, block * Row::tile_n0);
+    }
+
+   private:
+    const FwdCall& call;
+    const RaggedRows keys, values;
+};
+
+// A block has parts that lie within a page; each is loaded by a lane of its own.
+template <class Row>
+class PagedBlocks {
+   public:
+    // Of the lane's part: its first key, and its page, -1 if there is none. Then it becomes zeros.
+    struct Place {
+        int key, page;
+    };
+
+    __device__ __forceinline__ PagedBlocks(const FwdCall& call, const Work<Row>& work, int head)
+        : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head) {}
+
+    __device__ __forceinline__ Place find(int block) const {
+        Place place{block * Row::tile_n0 + part() * call.pages.part_rows, -1};
+        if (!has_part() || place.key >= seqlen_k) return place;
+        const int page = pages[call.pages.divide.quotient(place.key)];
+        if (page < call.pages.num_pages) place.page = page;
+        return place;
+    }
+
+    __device__ __forceinline__ void load_keys(std::uint32_t target, std::uint32_t full, const Place& place) const {
+        load<Row::hdim_q>(call.k_map, call.k, target, full, place);
+    }
+
+    __device__ __forceinline__ void load_values(std::uint32_t target, std::uint32_t full, const Place& place) const {
+        load<Row::hdim_v>(call.v_map, call.v, target, full, place);
+    }
+
+   private:
+    static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x); }
+    __device__ __forceinline__ bool has_part() const { return part() * call.pages.part_rows < Row::tile_n0; }
+
+    template <int hdim>
+    __device__ __forceinline__ void load(const CUtensorMap& map, const ByteStrides& strides, std::uint32_t target,
+                                         std::uint32_t full, const Place& place) const {
+        if (!has_part()) return;
+        const Divisor& size = call.pages.divide;
+        const int slot = place.key - size.quotient(place.key) * static_cast<int>(size.divisor);
+        const int stored = place.page < 0 ? 0 : min(call.pages.part_rows, seqlen_k - place.key);
+        const RaggedRows rows = rows_of(strides, max(place.page, 0), head, slot, stored);
+        const int offset = part() * call.pages.part_rows * loaded_row_bytes<Row, hdim>;
+        load_panels<Row, hdim, Row::tile_n0>(map, target + offset, full, rows, 0);
+    }
+
+    const FwdCall& call;
+    const PageTable<Row> pages;
+    const int seqlen_k, head;
+};
+
+template <class Row>
+using KvBlocks = std::conditional_t<Row::paged_kv, PagedBlocks<Row>, DenseBlocks<Row>>;
+
+}  // namespace catalog::cuda

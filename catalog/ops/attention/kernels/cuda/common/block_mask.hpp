@@ -7,6 +7,12 @@
 
 namespace catalog::cuda {
 
+// Whether this thread acts for those that load together: one alone, or a warp that looks for named entries.
+template <class Row>
+__device__ __forceinline__ bool acts() {
+    return !Row::block_mask || threadIdx.x % 32 == 0;
+}
+
 // The entries along a row or column of the bitmap that are not 0, found by a warp: each lane reads one, and a register
 // holds 32. `Line` says of an entry whether it exists, and whether it is not 0; those behind one that does not exist do
 // not either.

@@ -30,7 +30,7 @@
 
 namespace catalog::cuda {
 
-// Loads what the consumers of a block read, in the order in which they do. One thread.
+// Loads what the consumers of a block read, in the order in which they do. One thread, or a warp under a block mask.
 template <class Row>
 class FwdProducer {
     using Shared = FwdShared<Row>;
@@ -75,6 +75,7 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
+        if (!acts<Row>()) return;
         for (int group = 0; group < Shared::groups; ++group) {
             const std::uint32_t full = Shared::q_full(shared, group);
             barrier_wait(Shared::q_empty(shared, group), q_phase ^ 1);
@@ -86,6 +87,7 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_k(const RaggedRows& rows, int block) {
+        if (!acts<Row>()) return;
         const std::uint32_t full = Shared::k_full(shared, k_ring.stage);
         barrier_wait(Shared::k_empty(shared, k_ring.stage), k_ring.phase ^ 1);
         barrier_arrive_expect(full, Shared::k_bytes);
@@ -95,6 +97,7 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_v(const RaggedRows& rows, int block) {
+        if (!acts<Row>()) return;
         const std::uint32_t full = Shared::loaded_v_full(shared, v_ring.stage);
         barrier_wait(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase ^ 1);
         barrier_arrive_expect(full, Shared::v_bytes);
@@ -126,7 +129,7 @@ template <class Row>
 __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr int of_producer = !has_bytes<Row> ? 24 : Shared::groups > 2 ? 32 : 40;
+    constexpr int of_producer = Row::block_mask ? 40 : !has_bytes<Row> ? 24 : Shared::groups > 2 ? 32 : 40;
     constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
@@ -142,7 +145,7 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
-        if (threadIdx.x == 0) FwdProducer<Row>(call, shared).run();
+        if ((Row::block_mask ? threadIdx.x / 32 : threadIdx.x) == 0) FwdProducer<Row>(call, shared).run();
         if constexpr (has_bytes<Row>)
             if (threadIdx.x >= 32) FwdTransposer<Row>(call, shared).run();
     } else {

@@ -129,7 +129,8 @@ template <class Row>
 __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr int of_producer = Row::block_mask ? 40 : !has_bytes<Row> ? 24 : Shared::groups > 2 ? 32 : 40;
+    constexpr int of_bytes = Shared::groups > 2 ? 32 : 40, of_mask = fwd_blocks<Row> > 2 ? 32 : 40;
+    constexpr int of_producer = Row::block_mask ? of_mask : has_bytes<Row> ? of_bytes : 24;
     constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);

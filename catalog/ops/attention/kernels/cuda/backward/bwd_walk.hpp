@@ -35,12 +35,6 @@ struct BlockColumn {
     }
 };
 
-// Whether this thread acts for those that load together: one alone, or a warp that finds the tiles.
-template <class Row>
-__device__ __forceinline__ bool acts() {
-    return !Row::block_mask || threadIdx.x % 32 == 0;
-}
-
 // The tiles of a head that a block visits, in order, before work.end(). `head` counts from the group's first. Under a
 // block mask, by a warp.
 template <class Row, bool = Row::block_mask>

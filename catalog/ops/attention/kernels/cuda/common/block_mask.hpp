@@ -7,6 +7,16 @@
 
 namespace catalog::cuda {
 
+// Whether a warp loads, and not one thread: it looks for named entries, or has parts of pages.
+template <class Row>
+inline constexpr bool loads_by_warp = Row::block_mask || Row::paged_kv;
+
+// Whether this thread acts for those that load.
+template <class Row>
+__device__ __forceinline__ bool acts() {
+    return !loads_by_warp<Row> || threadIdx.x % 32 == 0;
+}
+
 // The entries along a row or column of the bitmap that are not 0, found by a warp: each lane reads one, and a register
 // holds 32. `Line` says of an entry whether it exists, and whether it is not 0; those behind one that does not exist do
 // not either.

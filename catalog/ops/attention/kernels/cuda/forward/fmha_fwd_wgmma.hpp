@@ -54,12 +54,16 @@ class FwdProducer {
 
    private:
     __device__ __forceinline__ void load_tile(const Work<Row>& work) {
+        const auto load_queries = [&] {
+            load_q(rows_of(call.q, Work<Row>::group ? 0 : work.batch, work.head, work.first_q, work.seqlen_q),
+                   work.first_query);
+        };
+        if constexpr (Row::block_mask) load_queries();  // first, as registers are scarce
         const KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
         int block = work.end_block - 1;
         auto place = blocks.find(block);
         load_k(blocks, place);
-        load_q(rows_of(call.q, Work<Row>::group ? 0 : work.batch, work.head, work.first_q, work.seqlen_q),
-               work.first_query);
+        if constexpr (!Row::block_mask) load_queries();
         if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         while (--block >= work.first_block) {
             const auto next = blocks.find(block);
@@ -72,28 +76,30 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
-        if (acts<Row>())
-            for (int group = 0; group < Shared::groups; ++group) {
-                const std::uint32_t full = Shared::q_full(shared, group);
-                await(Shared::q_empty(shared, group), q_phase, full, Shared::q_group_bytes);
-                load_panels<Row, Row::hdim_q, 64>(call.q_map, shared + Shared::q + group * Shared::q_group_bytes, full,
-                                                  rows, first_query + 64 * group);
-            }
+        if (!acts<Row>()) return;
+        for (int group = 0; group < Shared::groups; ++group) {
+            const std::uint32_t full = Shared::q_full(shared, group);
+            await(Shared::q_empty(shared, group), q_phase, full, Shared::q_group_bytes);
+            load_panels<Row, Row::hdim_q, 64>(call.q_map, shared + Shared::q + group * Shared::q_group_bytes, full, rows,
+                                              first_query + 64 * group);
+        }
         q_phase ^= 1;
     }
 
     __device__ __forceinline__ void load_k(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
+        if (!KvBlocks<Row>::by_warp && !acts<Row>()) return;
         const std::uint32_t full = Shared::k_full(shared, k_ring.stage);
         if (acts<Row>()) await(Shared::k_empty(shared, k_ring.stage), k_ring.phase, full, Shared::k_bytes);
-        if constexpr (loads_by_warp<Row>) __syncwarp();
+        if constexpr (KvBlocks<Row>::by_warp) __syncwarp();
         blocks.load_keys(shared + Shared::k + k_ring.stage * Shared::k_bytes, full, place);
         k_ring.next();
     }
 
     __device__ __forceinline__ void load_v(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
+        if (!KvBlocks<Row>::by_warp && !acts<Row>()) return;
         const std::uint32_t full = Shared::loaded_v_full(shared, v_ring.stage);
         if (acts<Row>()) await(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase, full, Shared::v_bytes);
-        if constexpr (loads_by_warp<Row>) __syncwarp();
+        if constexpr (KvBlocks<Row>::by_warp) __syncwarp();
         blocks.load_values(shared + Shared::loaded_v + v_ring.stage * Shared::v_bytes, full, place);
         v_ring.next();
     }
@@ -117,7 +123,8 @@ template <class Row>
 __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr int of_producer = !has_bytes<Row> && !loads_by_warp<Row> ? 24 : Shared::groups > 2 ? 32 : 40;
+    constexpr int of_warps = Shared::groups > 2 || fwd_blocks<Row> > 2 ? 32 : 40;
+    constexpr int of_producer = has_bytes<Row> || loads_by_warp<Row> ? of_warps : 24;
     constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);

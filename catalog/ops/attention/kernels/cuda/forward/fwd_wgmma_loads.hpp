@@ -21,21 +21,12 @@ __device__ __forceinline__ void load_panels(const CUtensorMap& map, std::uint32_
                  rows.high, RaggedRows::wrap);
 }
 
-// Whether a warp loads, and not one thread.
-template <class Row>
-inline constexpr bool loads_by_warp = Row::paged_kv;
-
-// Whether this thread acts for those that load.
-template <class Row>
-__device__ __forceinline__ bool acts() {
-    return !loads_by_warp<Row> || threadIdx.x % 32 == 0;
-}
-
 // A block is a box of the sequence's rows.
 template <class Row>
 class DenseBlocks {
    public:
     using Place = int;  // the block's number
+    static constexpr bool by_warp = false;  // whether every lane of a warp loads
 
     __device__ __forceinline__ DenseBlocks(const FwdCall& call, const Work<Row>& work, int head)
         : call(call),
@@ -61,6 +52,8 @@ class DenseBlocks {
 template <class Row>
 class PagedBlocks {
    public:
+    static constexpr bool by_warp = true;
+
     // Of the lane's part: its first key, and its page, -1 if there is none. Then it becomes zeros.
     struct Place {
         int key, page;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fwd_wgmma_call.hpp"
+#include "cuda/common/block_mask.hpp"
 #include "cuda/common/mask.hpp"
 #include "cuda/ring.hpp"
 
@@ -94,12 +95,10 @@ struct Work {
     int first_block, end_block;     // of keys
     int sinks;                      // first keys that queries see although left of the window; 0 unless Row::sink
     KeyRange gap;                   // blocks between sinks and window, which nobody sees; for Row::sink
-    const std::uint8_t* bitmap;     // of the tile's queries: a byte for `entry_blocks` blocks; for Row::block_mask
-    int entry_blocks;
-    mutable std::uint32_t entries;  // a bit for each of 32 entries of the bitmap: those from 32 * `word` on
-    mutable int word;
+    const FwdCall& call;
+    mutable NamedEntries entries;  // of the block mask; the one found has the block that is visited
 
-    __device__ __forceinline__ Work(const FwdCall& call, const TileIndex& index) {
+    __device__ __forceinline__ Work(const FwdCall& call, const TileIndex& index) : call(call) {
         head = index.head;
         batch = index.batch;
         first_query = index.block * Row::tile_m0;
@@ -139,13 +138,15 @@ struct Work {
             if (end_block <= gap.end) end_block = min(end_block, gap.begin);  // the windows are empty
         }
         if constexpr (Row::block_mask) {
-            const ByteStrides& strides = call.block_mask_strides;
-            const std::int64_t row = index.block / call.block_mask_q;
-            bitmap = call.block_mask + batch * strides.batch + head * strides.nhead + row * strides.seqlen;
-            entry_blocks = call.block_mask_kv;
-            word = -1;
-            end_block = last_named(end_block - 1) + 1;
-            if (has_keys()) first_block = max(first_block, first_named_entry() * entry_blocks);
+            const int entry_blocks = call.block_mask_kv;
+            const int first = entries.next(*this, first_block / entry_blocks);
+            if (exists(first)) {
+                first_block = max(first_block, first * entry_blocks);
+                const int last = entries.last(*this, (end_block - 1) / entry_blocks, first);
+                end_block = min(end_block, (last + 1) * entry_blocks);
+            } else {
+                end_block = first_block;
+            }
         }
     }
 
@@ -165,7 +166,8 @@ struct Work {
         if constexpr (Row::sink)
             if (block == gap.end) block = min(gap.begin, gap.end);
         if constexpr (Row::block_mask)
-            if (block % entry_blocks == 0) block = last_named(block - 1) + 1;
+            if (block == entries.found() * call.block_mask_kv && block > first_block)
+                block = (entries.last(*this, entries.found() - 1, 0) + 1) * call.block_mask_kv;
     }
 
     // How many blocks are visited, of rows without a bitmap.
@@ -176,36 +178,12 @@ struct Work {
         return end_block > gap.end ? all - max(gap.end - max(gap.begin, first_block), 0) : all;
     }
 
-    // The last block up to `block` that the bitmap names, or the one before the first block.
-    __device__ __forceinline__ int last_named(int block) const {
-        const int first = first_block / entry_blocks;
-        for (int at = block / entry_blocks; block >= first_block && at >= first; at = 32 * word - 1) {
-            load_entries(at / 32);
-            const std::uint32_t up_to = entries << (31 - at % 32);
-            const int found = at - __clz(static_cast<int>(up_to));
-            if (up_to) return found < first ? first_block - 1 : min(block, (found + 1) * entry_blocks - 1);
-        }
-        return first_block - 1;
-    }
-
-    // The first entry from the first block's on that is not 0. There is one.
-    __device__ __forceinline__ int first_named_entry() const {
-        for (int at = first_block / entry_blocks;; at = 32 * word + 32) {
-            load_entries(at / 32);
-            const std::uint32_t from = entries >> at % 32;
-            if (from) return at + __ffs(static_cast<int>(from)) - 1;
-        }
-    }
-
-    // Several at a time, for which registers of the warp that loads suffice: the first load takes as long as all.
-    __device__ __forceinline__ void load_entries(int wanted) const {
-        if (wanted == word) return;
-        word = wanted;
-        entries = 0;
-        const int end = (end_block + entry_blocks - 1) / entry_blocks;
-#pragma unroll 8
-        for (int i = 0; i < 32; ++i)
-            if (32 * word + i < end && bitmap[32 * word + i]) entries |= 1u << i;
+    // Entries of the block mask, up to the last block. There are no registers to keep where they are.
+    __device__ __forceinline__ bool exists(int entry) const { return entry * call.block_mask_kv < end_block; }
+    __device__ __forceinline__ bool is_named(int entry) const {
+        const ByteStrides& strides = call.block_mask_strides;
+        const std::int64_t row = first_query / Row::tile_m0 / call.block_mask_q;
+        return call.block_mask[batch * strides.batch + head * strides.nhead + row * strides.seqlen + entry] != 0;
     }
 
     __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }

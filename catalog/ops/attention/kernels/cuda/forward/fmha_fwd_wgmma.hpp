@@ -54,16 +54,12 @@ class FwdProducer {
 
    private:
     __device__ __forceinline__ void load_tile(const Work<Row>& work) {
-        const auto load_queries = [&] {
-            load_q(rows_of(call.q, Work<Row>::group ? 0 : work.batch, work.head, work.first_q, work.seqlen_q),
-                   work.first_query);
-        };
-        if constexpr (Row::block_mask) load_queries();  // first, as registers are scarce
+        if constexpr (Row::block_mask) load_q(queries_of(work), work.first_query);  // first, as registers are scarce
         const KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
         int block = work.end_block - 1;
         auto place = blocks.find(block);
         load_k(blocks, place);
-        if constexpr (!Row::block_mask) load_queries();
+        if constexpr (!Row::block_mask) load_q(queries_of(work), work.first_query);
         if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         while (--block >= work.first_block) {
             const auto next = blocks.find(block);
@@ -73,6 +69,10 @@ class FwdProducer {
             if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         }
         load_v(blocks, place);
+    }
+
+    __device__ __forceinline__ RaggedRows queries_of(const Work<Row>& work) const {
+        return rows_of(call.q, Work<Row>::group ? 0 : work.batch, work.head, work.first_q, work.seqlen_q);
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {

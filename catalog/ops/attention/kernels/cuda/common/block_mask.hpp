@@ -7,14 +7,14 @@
 
 namespace catalog::cuda {
 
-// Whether a warp loads, and not one thread: it looks for named entries, or has parts of pages.
+// Threads that load together: one alone, a warp that looks for named entries, or a warpgroup that has parts of pages.
 template <class Row>
-inline constexpr bool loads_by_warp = Row::block_mask || Row::paged_kv;
+inline constexpr int loaders = Row::paged_kv ? 128 : Row::block_mask ? 32 : 1;
 
-// Whether this thread acts for those that load.
+// Whether this thread acts for its warp.
 template <class Row>
 __device__ __forceinline__ bool acts() {
-    return !loads_by_warp<Row> || threadIdx.x % 32 == 0;
+    return loaders<Row> == 1 || threadIdx.x % 32 == 0;
 }
 
 // The entries along a row or column of the bitmap that are not 0, found by a warp: each lane reads one, and a register

@@ -32,7 +32,7 @@
 
 namespace catalog::cuda {
 
-// Loads what the consumers of a block read, in the order in which they do. One thread, or a warp: see loads_by_warp.
+// Loads what the consumers of a block read, in the order in which they do. By one thread, or more: see loaders.
 template <class Row>
 class FwdProducer {
     using Shared = FwdShared<Row>;
@@ -55,7 +55,7 @@ class FwdProducer {
    private:
     __device__ __forceinline__ void load_tile(const Work<Row>& work) {
         if constexpr (Row::block_mask) load_q(queries_of(work), work.first_query);  // first, as registers are scarce
-        const KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
+        KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
         int block = work.end_block - 1;
         auto place = blocks.find(block);
         load_k(blocks, place);
@@ -76,10 +76,11 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
-        if (!acts<Row>()) return;
+        if (!acts<Row>() || (loaders<Row> > 32 && threadIdx.x > 0)) return;
         for (int group = 0; group < Shared::groups; ++group) {
             const std::uint32_t full = Shared::q_full(shared, group);
-            await(Shared::q_empty(shared, group), q_phase, full, Shared::q_group_bytes);
+            barrier_wait(Shared::q_empty(shared, group), q_phase ^ 1);
+            barrier_arrive_expect(full, Shared::q_group_bytes);
             load_panels<Row, Row::hdim_q, 64>(call.q_map, shared + Shared::q + group * Shared::q_group_bytes, full, rows,
                                               first_query + 64 * group);
         }
@@ -87,27 +88,26 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_k(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
-        if (!KvBlocks<Row>::by_warp && !acts<Row>()) return;
+        if (!KvBlocks<Row>::by_all && !acts<Row>()) return;
         const std::uint32_t full = Shared::k_full(shared, k_ring.stage);
-        if (acts<Row>()) await(Shared::k_empty(shared, k_ring.stage), k_ring.phase, full, Shared::k_bytes);
-        if constexpr (KvBlocks<Row>::by_warp) __syncwarp();
+        await(Shared::k_empty(shared, k_ring.stage), k_ring.phase, full, Shared::k_bytes);
         blocks.load_keys(shared + Shared::k + k_ring.stage * Shared::k_bytes, full, place);
         k_ring.next();
     }
 
     __device__ __forceinline__ void load_v(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
-        if (!KvBlocks<Row>::by_warp && !acts<Row>()) return;
+        if (!KvBlocks<Row>::by_all && !acts<Row>()) return;
         const std::uint32_t full = Shared::loaded_v_full(shared, v_ring.stage);
-        if (acts<Row>()) await(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase, full, Shared::v_bytes);
-        if constexpr (KvBlocks<Row>::by_warp) __syncwarp();
+        await(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase, full, Shared::v_bytes);
         blocks.load_values(shared + Shared::loaded_v + v_ring.stage * Shared::v_bytes, full, place);
         v_ring.next();
     }
 
-    // Until nobody reads any more where `bytes` are to be loaded.
+    // Until nobody reads any more where `bytes` are to be loaded. Loads of other warps may end before these are expected.
     static __device__ __forceinline__ void await(std::uint32_t empty, std::uint32_t phase, std::uint32_t full, int bytes) {
-        barrier_wait(empty, phase ^ 1);
-        barrier_arrive_expect(full, bytes);
+        if (!KvBlocks<Row>::by_all || acts<Row>()) barrier_wait(empty, phase ^ 1);
+        if (loaders<Row> <= 32 || threadIdx.x == 0) barrier_arrive_expect(full, bytes);
+        if constexpr (KvBlocks<Row>::by_all) __syncwarp();
     }
 
     const FwdCall& call;
@@ -124,7 +124,7 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
     constexpr int of_warps = Shared::groups > 2 || fwd_blocks<Row> > 2 ? 32 : 40;
-    constexpr int of_producer = has_bytes<Row> || loads_by_warp<Row> ? of_warps : 24;
+    constexpr int of_producer = has_bytes<Row> || loaders<Row> > 1 ? of_warps : 24;
     constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
@@ -140,7 +140,7 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup == 0) {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
-        if (threadIdx.x < (loads_by_warp<Row> ? 32 : 1)) FwdProducer<Row>(call, shared).run();
+        if (threadIdx.x < loaders<Row>) FwdProducer<Row>(call, shared).run();
         if constexpr (has_bytes<Row>)
             if (threadIdx.x >= 32) FwdTransposer<Row>(call, shared).run();
     } else {

@@ -26,7 +26,7 @@ template <class Row>
 class DenseBlocks {
    public:
     using Place = int;  // the block's number
-    static constexpr bool by_warp = false;  // whether every lane of a warp loads
+    static constexpr bool by_all = false;  // whether every thread of those that load has a part
 
     __device__ __forceinline__ DenseBlocks(const FwdCall& call, const Work<Row>& work, int head)
         : call(call),
@@ -48,13 +48,14 @@ class DenseBlocks {
     const RaggedRows keys, values;
 };
 
-// A block has parts that lie within a page; each is loaded by a lane of its own.
+// A block has parts that lie within a page; each is loaded by a thread of its own. The parts are dealt out to the warps,
+// because a warp starts the loads of its lanes one after the other.
 template <class Row>
 class PagedBlocks {
    public:
-    static constexpr bool by_warp = true;
+    static constexpr bool by_all = true;
 
-    // Of the lane's part: its first key, and its page, -1 if there is none. Then it becomes zeros.
+    // Of the thread's part: its first key, and its page, -1 if there is none. Then it becomes zeros.
     struct Place {
         int key, page;
     };
@@ -62,12 +63,11 @@ class PagedBlocks {
     __device__ __forceinline__ PagedBlocks(const FwdCall& call, const Work<Row>& work, int head)
         : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head) {}
 
-    __device__ __forceinline__ Place find(int block) const {
-        Place place{block * Row::tile_n0 + part() * call.pages.part_rows, -1};
-        if (!has_part() || place.key >= seqlen_k) return place;
-        const int page = pages[call.pages.divide.quotient(place.key)];
-        if (page < call.pages.num_pages) place.page = page;
-        return place;
+    // The page of the block before is looked up as well, so that it is there when it is asked for.
+    __device__ __forceinline__ Place find(int block) {
+        const int page = block == ahead.block ? ahead.page : look_up(block);
+        ahead = {block - 1, look_up(block - 1)};
+        return {first_key(block), page < call.pages.num_pages ? page : -1};
     }
 
     __device__ __forceinline__ void load_keys(std::uint32_t target, std::uint32_t full, const Place& place) const {
@@ -79,7 +79,18 @@ class PagedBlocks {
     }
 
    private:
-    static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x); }
+    static __device__ __forceinline__ int part() {
+        return static_cast<int>(threadIdx.x) % 32 * 4 + static_cast<int>(threadIdx.x) / 32;
+    }
+    __device__ __forceinline__ int first_key(int block) const {
+        return block * Row::tile_n0 + part() * call.pages.part_rows;
+    }
+
+    __device__ __forceinline__ int look_up(int block) const {
+        const int key = first_key(block);
+        return has_part() && block >= 0 && key < seqlen_k ? pages[call.pages.divide.quotient(key)] : -1;
+    }
+
     __device__ __forceinline__ bool has_part() const { return part() * call.pages.part_rows < Row::tile_n0; }
 
     template <int hdim>
@@ -97,6 +108,9 @@ class PagedBlocks {
     const FwdCall& call;
     const PageTable<Row> pages;
     const int seqlen_k, head;
+    struct {
+        int block, page;
+    } ahead{-1, -1};
 };
 
 template <class Row>

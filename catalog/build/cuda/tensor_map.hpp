@@ -73,9 +73,13 @@ struct RaggedRows {
 
     // `offset` is that of the sequence's first row, in bytes, a multiple of 16; `row_bytes` is the stride of rows.
     __device__ __forceinline__ RaggedRows(std::int64_t offset, std::int64_t row_bytes, int rows)
+        : RaggedRows(end(offset, row_bytes, rows) >> 4, rows) {}
+
+    // `end` is where the sequence ends, in units of 16 bytes.
+    __device__ __forceinline__ RaggedRows(std::uint64_t end, int rows)
         : first_row(static_cast<int>(ragged_rows) - rows),
-          low(static_cast<int>((end(offset, row_bytes, rows) >> 4) & ((1 << 30) - 1))),
-          high(static_cast<int>(end(offset, row_bytes, rows) >> 34)) {}
+          low(static_cast<int>(end & ((1 << 30) - 1))),
+          high(static_cast<int>(end >> 30)) {}
 
     static constexpr int wrap = static_cast<int>(ragged_rows);
 

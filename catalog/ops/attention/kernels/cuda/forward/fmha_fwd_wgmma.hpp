@@ -41,6 +41,8 @@ class FwdProducer {
     __device__ __forceinline__ FwdProducer(const FwdCall& call, std::uint32_t shared) : call(call), shared(shared) {}
 
     __device__ __forceinline__ void run() {
+        if constexpr (KvBlocks<Row>::by_all)
+            if (threadIdx.x >= 32 && !KvBlocks<Row>::has_warp(call, threadIdx.x / 32)) return;
         tma_prefetch_map(&call.q_map);
         tma_prefetch_map(&call.k_map);
         tma_prefetch_map(&call.v_map);

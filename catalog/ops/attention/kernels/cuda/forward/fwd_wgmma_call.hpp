@@ -29,6 +29,10 @@ struct Descales {
     }
 };
 
+struct PageSteps {
+    std::uint32_t page, row;  // in units of 16 bytes
+};
+
 // The pages of K and V, with the names of catalog_args: see PageTable. A block of keys consists of parts of `part_rows`,
 // each within a page.
 struct KeyPages {
@@ -36,6 +40,7 @@ struct KeyPages {
     std::int64_t page_size, pages_per_sequence, num_pages, num_page_indices, seqlen_k;
     Divisor divide{1};
     int part_rows;
+    PageSteps of_keys, of_values;
 };
 
 struct FwdCall {
@@ -111,6 +116,15 @@ inline bool valid_block_mask(const catalog_args& args) {
 template <class Row>
 inline bool valid_parts(const catalog_args& args) {
     return !Row::paged_kv || (valid_pages<Row>(args) && args.page_size % 8 == 0);
+}
+
+inline PageSteps steps_of(const ByteStrides& strides) {
+    return {static_cast<std::uint32_t>(strides.batch / 16), static_cast<std::uint32_t>(strides.seqlen / 16)};
+}
+
+// Whether a page and a row are less than 2^36 bytes long.
+inline bool valid_steps(const ByteStrides& strides) {
+    return 0 <= strides.batch && strides.batch >> 36 == 0 && 0 <= strides.seqlen && strides.seqlen >> 36 == 0;
 }
 
 // Whether TMA and 16-byte accesses reach every row.
@@ -206,6 +220,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
         !aligned_rows(args.o, call.o))
         return CATALOG_BAD_ARGUMENT;
     constexpr int columns_q = loaded_columns<Row, Row::hdim_q>, columns_v = loaded_columns<Row, Row::hdim_v>;
+    if (Row::paged_kv && !(valid_steps(call.k) && valid_steps(call.v))) return CATALOG_BAD_ARGUMENT;
     const int part_rows = Row::paged_kv ? std::gcd(static_cast<int>(args.page_size), Row::tile_n0) : Row::tile_n0;
     if (!make_ragged_map<T>(call.q_map, args.q.data, call.q.seqlen, args.hdim_q, columns_q, 64) ||
         !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, columns_q, part_rows) ||
@@ -214,7 +229,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if constexpr (Row::paged_kv)
         call.pages = {args.block_table, args.seqlens_k, args.kv_indptr, args.kv_page_indices, args.kv_last_page_lens,
                       args.page_size, args.pages_per_sequence, args.num_pages, args.num_page_indices, args.seqlen_k,
-                      Divisor(args.page_size), part_rows};
+                      Divisor(args.page_size), part_rows, steps_of(call.k), steps_of(call.v)};
 
     call.o_data = args.o.data;
     call.lse_data = static_cast<float*>(args.lse.data);

@@ -49,33 +49,46 @@ class DenseBlocks {
 };
 
 // A block has parts that lie within a page; each is loaded by a thread of its own. The parts are dealt out to the warps,
-// because a warp starts the loads of its lanes one after the other.
+// because a warp starts the loads of its lanes one after the other. Instructions of those that load are missing to those
+// that compute: addresses are sums in units of 16 bytes, and warps without a part do nothing.
 template <class Row>
 class PagedBlocks {
    public:
     static constexpr bool by_all = true;
 
-    // Of the thread's part: its first key, and its page, -1 if there is none. Then it becomes zeros.
+    // Of the thread's part. Without rows: it becomes zeros.
     struct Place {
-        int key, page;
+        int page, slot, rows;
     };
 
     __device__ __forceinline__ PagedBlocks(const FwdCall& call, const Work<Row>& work, int head)
-        : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head) {}
+        : call(call),
+          pages(call.pages, work.batch),
+          seqlen_k(work.seqlen_k),
+          keys(head * static_cast<std::uint64_t>(call.k.nhead) / 16),
+          values(head * static_cast<std::uint64_t>(call.v.nhead) / 16) {}
 
     // The page of the block before is looked up as well, so that it is there when it is asked for.
     __device__ __forceinline__ Place find(int block) {
+        const int first = first_key(block), index = call.pages.divide.quotient(max(first, 0));
         const int page = block == ahead.block ? ahead.page : look_up(block);
         ahead = {block - 1, look_up(block - 1)};
-        return {first_key(block), page < call.pages.num_pages ? page : -1};
+        const bool exists = 0 <= page && page < call.pages.num_pages;
+        return {exists ? page : 0, first - index * static_cast<int>(call.pages.divide.divisor),
+                exists ? min(call.pages.part_rows, seqlen_k - first) : 0};
     }
 
     __device__ __forceinline__ void load_keys(std::uint32_t target, std::uint32_t full, const Place& place) const {
-        load<Row::hdim_q>(call.k_map, call.k, target, full, place);
+        load<Row::hdim_q>(call.k_map, keys, call.pages.of_keys, target, full, place);
     }
 
     __device__ __forceinline__ void load_values(std::uint32_t target, std::uint32_t full, const Place& place) const {
-        load<Row::hdim_v>(call.v_map, call.v, target, full, place);
+        load<Row::hdim_v>(call.v_map, values, call.pages.of_values, target, full, place);
+    }
+
+    // Whether a warp has parts.
+    static __device__ __forceinline__ bool has_warp(const FwdCall& call, int warp) {
+        return warp * call.pages.part_rows < Row::tile_n0;
     }
 
    private:
@@ -85,29 +98,27 @@ class PagedBlocks {
     __device__ __forceinline__ int first_key(int block) const {
         return block * Row::tile_n0 + part() * call.pages.part_rows;
     }
+    __device__ __forceinline__ bool has_part() const { return part() * call.pages.part_rows < Row::tile_n0; }
 
     __device__ __forceinline__ int look_up(int block) const {
         const int key = first_key(block);
         return has_part() && block >= 0 && key < seqlen_k ? pages[call.pages.divide.quotient(key)] : -1;
     }
 
-    __device__ __forceinline__ bool has_part() const { return part() * call.pages.part_rows < Row::tile_n0; }
-
     template <int hdim>
-    __device__ __forceinline__ void load(const CUtensorMap& map, const ByteStrides& strides, std::uint32_t target,
-                                         std::uint32_t full, const Place& place) const {
+    __device__ __forceinline__ void load(const CUtensorMap& map, std::uint64_t of_head, const PageSteps& steps,
+                                         std::uint32_t target, std::uint32_t full, const Place& place) const {
         if (!has_part()) return;
-        const Divisor& size = call.pages.divide;
-        const int slot = place.key - size.quotient(place.key) * static_cast<int>(size.divisor);
-        const int stored = place.page < 0 ? 0 : min(call.pages.part_rows, seqlen_k - place.key);
-        const RaggedRows rows = rows_of(strides, max(place.page, 0), head, slot, stored);
+        const std::uint64_t end = of_head + static_cast<std::uint64_t>(steps.page) * static_cast<unsigned>(place.page) +
+                                  static_cast<std::uint64_t>(steps.row) * static_cast<unsigned>(place.slot + place.rows);
         const int offset = part() * call.pages.part_rows * loaded_row_bytes<Row, hdim>;
-        load_panels<Row, hdim, Row::tile_n0>(map, target + offset, full, rows, 0);
+        load_panels<Row, hdim, Row::tile_n0>(map, target + offset, full, RaggedRows(end, place.rows), 0);
     }
 
     const FwdCall& call;
     const PageTable<Row> pages;
-    const int seqlen_k, head;
+    const int seqlen_k;
+    const std::uint64_t keys, values;  // of the head, in 16 bytes
     struct {
         int block, page;
     } ahead{-1, -1};

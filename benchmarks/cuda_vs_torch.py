@@ -27,12 +27,13 @@ from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.problem import Problem as AnyProblem
 
-SCENARIOS = ("forward", "backward", "decode", "fp8_cache", "latent", "launch")
+SCENARIOS = ("forward", "backward", "decode", "fp8_cache", "paged", "latent", "launch")
 TOKENS, HIDDEN = 16_384, 2_048
 DECODED = (1, 8, 32, 128)
 """Batches of decoding."""
 GROUPED = {"nhead_q": 64, "nhead_k": 8, "hdim_q": 128}
 LATENT = {"nhead_q": 128, "nhead_k": 1, "hdim_q": 576, "hdim_v": 512}
+PAGES = (16, 64, 256)
 MANY = 32
 """Sequences that keep the memory busy, however few keys they have."""
 COPY_BYTES = 1 << 32
@@ -234,6 +235,38 @@ class Bench:
             labels = {"batch": problem.batch, "seqlen": problem.seqlen_k}
             yield Row("fp8_cache", labels, figures, {"0.6 of bf16": share <= 0.6}, kernel)
 
+    def paged(self, hdims: Sequence[int], seqlens: Sequence[int]) -> Iterator[Row]:
+        """Causal prefill of packed queries over pages in random order, and over packed keys."""
+        for hdim in hdims:
+            for seqlen in seqlens:
+                yield self._paged(hdim, seqlen)
+
+    def _paged(self, hdim: int, seqlen: int) -> Row:
+        packed, *problems = paged_problems(hdim, seqlen)
+        q = tensors(TOKENS, packed.nhead_q, hdim)
+        k, v = (tensors(TOKENS, packed.nhead_k, hdim) for _ in range(2))
+        o = torch.empty_like(q)
+        bound, _ = self.bound(packed, {"q": q, "k": k, "v": v}, {"o": o})
+        sides: dict[str, Call] = {"packed": bound.enqueue}
+        for problem in problems:
+            order = torch.randperm(problem.num_pages or 0, device="cuda")
+            caches = {name: torch.empty_like(x) for name, x in (("k_cache", k), ("v_cache", v))}
+            for cache, x in zip(caches.values(), (k, v), strict=True):
+                pages = (len(order), problem.page_size, *x.shape[1:])
+                cache.resize_(pages)[order] = x.view(pages)
+            batch = TOKENS // seqlen
+            lengths = torch.full((batch,), seqlen, device="cuda", dtype=torch.int32)
+            given = {"q": q, **caches, "block_table": order.view(batch, -1).int(), "seqlens_k": lengths}
+            result = torch.empty_like(q)
+            of_pages, kernel = self.bound(problem, given, {"o": result})
+            check(f"paged {problem.key}", result, o)
+            sides[f"pages of {problem.page_size}"] = of_pages.enqueue
+        times = medians(sides, self.seconds)
+        rates = {name: packed.flops / ms / 1e9 for name, ms in times.items()}
+        shares = {f"share, {name}": times["packed"] / ms for name, ms in times.items() if name != "packed"}
+        targets = {"0.97 of packed": min(shares.values()) >= 0.97}
+        return Row("paged", {"hdim": hdim, "seqlen": seqlen}, rates | shares, targets, kernel)
+
     def latent(self, seqlens: Sequence[int]) -> Iterator[Row]:
         for problem in decode_problems(seqlens, LATENT):
             q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
@@ -291,6 +324,18 @@ def decode_problems(seqlens: Sequence[int], heads: Mapping[str, int], dtype: str
             yield Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen, dtype=dtype, **heads)
 
 
+def paged_problems(hdim: int, seqlen: int) -> list[Problem]:
+    """Four query heads for each head of keys: packed, and over pages of each size."""
+    heads, lengths = HIDDEN // hdim, [seqlen] * (TOKENS // seqlen)
+    alike = {"seqlens_q": lengths, "nhead_q": heads, "nhead_k": max(1, heads // 4), "hdim_q": hdim}
+    alike |= {"dtype": "bf16", "mask": "bottom_right"}
+    pages = [{"page_size": size, "num_pages": TOKENS // size} for size in PAGES]
+    return [
+        Problem(seqlens_k=lengths, **alike),
+        *(Problem(op="pagedkv", seqlen_k=seqlen, **alike, **of_page) for of_page in pages),
+    ]
+
+
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return scaled_dot_product_attention(q, k, v, enable_gqa=True)
@@ -329,6 +374,7 @@ def main() -> None:
     problems = []
     for hdim in options.hdim:
         for seqlen in options.seqlen:
+            problems += paged_problems(hdim, seqlen) if "paged" in chosen else []
             for mask in ("no", "causal"):
                 problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
                 problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
@@ -350,6 +396,7 @@ def main() -> None:
         "backward": lambda: bench.backward(options.hdim, options.seqlen),
         "decode": lambda: bench.decode(options.seqlen),
         "fp8_cache": lambda: bench.fp8_cache(options.seqlen),
+        "paged": lambda: bench.paged(options.hdim, options.seqlen),
         "latent": lambda: bench.latent(options.seqlen),
         "launch": bench.launch,
     }

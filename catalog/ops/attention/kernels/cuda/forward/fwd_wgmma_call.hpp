@@ -30,7 +30,7 @@ struct Descales {
 };
 
 struct PageSteps {
-    std::uint32_t page, row;  // in units of 16 bytes
+    std::uint32_t page, head, row;  // in units of 16 bytes
 };
 
 // The pages of K and V, with the names of catalog_args: see PageTable. A block of keys consists of parts of `part_rows`,
@@ -119,12 +119,14 @@ inline bool valid_parts(const catalog_args& args) {
 }
 
 inline PageSteps steps_of(const ByteStrides& strides) {
-    return {static_cast<std::uint32_t>(strides.batch / 16), static_cast<std::uint32_t>(strides.seqlen / 16)};
+    const auto units = [](std::int64_t stride) { return static_cast<std::uint32_t>(stride / 16); };
+    return {units(strides.batch), units(strides.nhead), units(strides.seqlen)};
 }
 
-// Whether a page and a row are less than 2^36 bytes long.
+// Whether pages, heads and rows are less than 2^36 bytes apart.
 inline bool valid_steps(const ByteStrides& strides) {
-    return 0 <= strides.batch && strides.batch >> 36 == 0 && 0 <= strides.seqlen && strides.seqlen >> 36 == 0;
+    const auto fits = [](std::int64_t stride) { return 0 <= stride && stride >> 36 == 0; };
+    return fits(strides.batch) && fits(strides.nhead) && fits(strides.seqlen);
 }
 
 // Whether TMA and 16-byte accesses reach every row.

@@ -62,11 +62,7 @@ class PagedBlocks {
     };
 
     __device__ __forceinline__ PagedBlocks(const FwdCall& call, const Work<Row>& work, int head)
-        : call(call),
-          pages(call.pages, work.batch),
-          seqlen_k(work.seqlen_k),
-          keys(head * static_cast<std::uint64_t>(call.k.nhead) / 16),
-          values(head * static_cast<std::uint64_t>(call.v.nhead) / 16) {}
+        : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head) {}
 
     // The page of the block before is looked up as well, so that it is there when it is asked for.
     __device__ __forceinline__ Place find(int block) {
@@ -79,11 +75,11 @@ class PagedBlocks {
     }
 
     __device__ __forceinline__ void load_keys(std::uint32_t target, std::uint32_t full, const Place& place) const {
-        load<Row::hdim_q>(call.k_map, keys, call.pages.of_keys, target, full, place);
+        load<Row::hdim_q>(call.k_map, call.pages.of_keys, target, full, place);
     }
 
     __device__ __forceinline__ void load_values(std::uint32_t target, std::uint32_t full, const Place& place) const {
-        load<Row::hdim_v>(call.v_map, values, call.pages.of_values, target, full, place);
+        load<Row::hdim_v>(call.v_map, call.pages.of_values, target, full, place);
     }
 
     // Whether a warp has parts.
@@ -106,19 +102,19 @@ class PagedBlocks {
     }
 
     template <int hdim>
-    __device__ __forceinline__ void load(const CUtensorMap& map, std::uint64_t of_head, const PageSteps& steps,
-                                         std::uint32_t target, std::uint32_t full, const Place& place) const {
+    __device__ __forceinline__ void load(const CUtensorMap& map, const PageSteps& steps, std::uint32_t target,
+                                         std::uint32_t full, const Place& place) const {
         if (!has_part()) return;
-        const std::uint64_t end = of_head + static_cast<std::uint64_t>(steps.page) * static_cast<unsigned>(place.page) +
-                                  static_cast<std::uint64_t>(steps.row) * static_cast<unsigned>(place.slot + place.rows);
+        const auto steps_of = [](std::uint32_t step, int count) { return std::uint64_t{step} * static_cast<unsigned>(count); };
+        const std::uint64_t end = steps_of(steps.page, place.page) + steps_of(steps.head, head) +
+                                  steps_of(steps.row, place.slot + place.rows);
         const int offset = part() * call.pages.part_rows * loaded_row_bytes<Row, hdim>;
         load_panels<Row, hdim, Row::tile_n0>(map, target + offset, full, RaggedRows(end, place.rows), 0);
     }
 
     const FwdCall& call;
     const PageTable<Row> pages;
-    const int seqlen_k;
-    const std::uint64_t keys, values;  // of the head, in 16 bytes
+    const int seqlen_k, head;
     struct {
         int block, page;
     } ahead{-1, -1};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from rough import in_child
 
+from catalog import files
 from catalog.files import PARTIAL_PREFIX, Sync, UnsafeFileError, parse_json, publish, published, read_given, read_own
 
 MOST = 100
@@ -86,3 +88,10 @@ def test_a_file_appears_whole_or_not_at_all(sync: Sync, tmp_path: Path) -> None:
     publish(path, "whole", sync)
     assert (path.read_text(), path.is_symlink(), target.read_text()) == ("whole", False, "kept")
     assert not list(tmp_path.glob(f"{PARTIAL_PREFIX}*"))
+
+
+def test_one_module_writes_atomically() -> None:
+    """Renaming into place and syncing are done in one way, by :mod:`catalog.files`."""
+    package = Path(files.__file__).parent
+    atomic = re.compile(r"\bos\.(replace|rename|fsync)\b|NamedTemporaryFile|mkstemp")
+    assert [path.name for path in package.rglob("*.py") if atomic.search(path.read_text())] == ["files.py"]

@@ -148,6 +148,8 @@ class Plan:
             plan never calls it.
     """
 
+    __slots__ = ("__weakref__", "_agreed", "_loaded", "arch", "instead", "kernels", "problem", "services")
+
     def __init__(
         self,
         problem: Problem,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog import settings
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.rules.explain import Finding
     from catalog.runtime.devices import Device
+    from catalog.runtime.devices.host.device import HostDevice
 
 K = TypeVar("K")
 
@@ -213,6 +214,11 @@ class Planner:
         self._planners = planners
         self._decisions: Decisions | None = None
 
+    @cached_property
+    def _host(self) -> HostDevice | None:
+        """The host CPU if it runs the kernels."""
+        return self._planners.devices.host_of(self._wanted.arch)
+
     @property
     def decisions(self) -> Decisions:
         """The decisions from the current rows; hold the file's lock while using them."""
@@ -256,7 +262,7 @@ class Planner:
         """
         decisions = self._decisions or self.decisions
         decision, arch = decisions.of(problem), decisions.selector.lineage.arch
-        check_fits(problem, decision.kernels, self._planners.devices.host_of(self._wanted.arch))
+        check_fits(problem, decision.kernels, self._host)
         if decision.evidence != "measured" and settings.settings().record_misses:
             self._planners.builds.log.miss(problem, arch)
         instead = self._instead(problem, decision) if decision.faster and settings.settings().allow_foreign else None
@@ -266,7 +272,7 @@ class Planner:
         """The fastest rival that is installed here in the version that was timed, and computes the problem."""
         from catalog.foreign.installed import installed
 
-        place = "cpu" if self._planners.devices.host_of(self._wanted.arch) else "cuda"
+        place = "cpu" if self._host else "cuda"
         there = installed(problem.operation)
         for rival in decision.faster:
             one = there.get(rival.name)
@@ -285,7 +291,7 @@ class Planner:
         else:
             selected = self.decisions.of(problem).kernels
             kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
-        check_fits(problem, kernels, self._planners.devices.host_of(self._wanted.arch))
+        check_fits(problem, kernels, self._host)
         return Plan(problem, kernel.arch, kernels, _Pinned(self, kernels))
 
     def forget(self) -> None:

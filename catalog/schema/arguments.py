@@ -82,13 +82,8 @@ class Lists:
     __slots__ = ("addresses", "arrays")
 
     def __init__(self, **arrays: array[int] | None) -> None:
-        self.arrays: dict[str, array[int]] = {}
-        addresses = []
-        for name, values in arrays.items():
-            if values is not None:
-                self.arrays[name] = values
-            addresses.append(0 if values is None else values.buffer_info()[0])
-        self.addresses = tuple(addresses)
+        self.arrays = {name: values for name, values in arrays.items() if values is not None}
+        self.addresses = tuple([0 if values is None else values.buffer_info()[0] for values in arrays.values()])
 
     def __bool__(self) -> bool:
         return bool(self.arrays)

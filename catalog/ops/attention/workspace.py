@@ -87,10 +87,9 @@ def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = (
     ``insisting`` are the workspaces that the kernels of a plan need. They may require more bytes for partial results;
     those that none of them needs are left out.
     """
+    packed = problem.seqlens_q is not None
     nhead_q, rows = problem.nhead_q, problem.extents["tokens_q"]
-    head = rows if problem.seqlens_q is not None else problem.seqlen_q
-    batch = 0 if problem.seqlens_q is not None else nhead_q * head  # packed sequences have no batch axis
-    widths = {"o_acc": problem.hdim_v, "lse_acc": 1, "delta": 1, "dq_acc": problem.hdim_q}
+    head = rows if packed else problem.seqlen_q
     partials = {}
     for name, least in partial_bytes(problem, num_splits).items():
         needed = 0 if insisting else least
@@ -99,8 +98,9 @@ def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = (
             if asked > needed:  # noqa: PLR1730 - max() takes longer than all else here
                 needed = asked
         if needed:
-            width = widths[name]
-            strides = (batch * width, head * width, width, nhead_q * rows * width)
+            width = problem.hdim_q if name == "dq_acc" else problem.hdim_v if name == "o_acc" else 1
+            of_head, of_split = head * width, nhead_q * rows * width
+            strides = (0 if packed else nhead_q * of_head, of_head, width, of_split)  # packed: no axis of batches
             partials[name] = Partial(needed if needed > least else least, strides)
     return Workspace(num_splits, partials)
 

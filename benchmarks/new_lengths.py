@@ -4,8 +4,7 @@ python benchmarks/new_lengths.py [--calls N] [--json FILE]
 
 Decoding makes a new length at every token, and training on packed sequences a new tuple of lengths at every step. The
 problems are tiny, so that the figures are the cost of a call without its kernels. They are CPU time of the calling
-thread; kernels use one thread, on both sides. Every call has tensors of its own, as in a program: only their lengths
-are known or new.
+thread; kernels use one thread, on both sides.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ WARM = 32
 theirs = torch.nn.functional.scaled_dot_product_attention
 
 Call = Callable[[], object]
-Calls = tuple[Call, Call, Call]
-"""Our call with a length, a second one with other tensors of that length, and PyTorch's."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +49,27 @@ class Figures:
     more_p10: float
 
 
-def decode(calls: int) -> Iterator[Calls]:
-    """One query over a cache that grows by one token per call."""
-    tensors = [(torch.randn(1, HEADS, 1, HDIM), *torch.randn(2, 1, HEADS, calls, HDIM)) for _ in range(2)]
+def decode(calls: int) -> Iterator[tuple[Call, Call]]:
+    """One query over a cache that grows by one token per call: ours and PyTorch's."""
+    q = torch.randn(1, HEADS, 1, HDIM)
+    k, v = torch.randn(2, 1, HEADS, calls, HDIM)
     for length in range(1, calls + 1):
-        first, second = ((q, k[:, :, :length], v[:, :, :length]) for q, k, v in tensors)
-        ours = partial(scaled_dot_product_attention, *first), partial(scaled_dot_product_attention, *second)
-        yield *ours, partial(theirs, *first)
+        tensors = q, k[:, :, :length], v[:, :, :length]
+        yield partial(scaled_dot_product_attention, *tensors), partial(theirs, *tensors)
 
 
-def ragged(calls: int, *, training: bool) -> Iterator[Calls]:
+def ragged(calls: int, *, training: bool) -> Iterator[tuple[Call, Call]]:
     """Packed sequences of other lengths at each call: ours on the packed ones, PyTorch's on each of them."""
     chance = random.Random(0)  # noqa: S311
     for _ in range(calls):
         lengths = [chance.randint(1, LONGEST) for _ in range(SEQUENCES)]
-        first, second = (_packed(lengths, training) for _ in range(2))
+        starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        packed = [torch.randn(sum(lengths), HEADS, HDIM, requires_grad=training) for _ in range(3)]
         alone = [
             [part.detach().requires_grad_(training) for part in tensor.detach().transpose(0, 1)[None].split(lengths, 2)]
-            for tensor in first[0]
+            for tensor in packed
         ]
-        yield partial(_ours, *first), partial(_ours, *second), partial(_theirs, alone)
-
-
-def _packed(lengths: Sequence[int], training: bool) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-    """Q, K and V of sequences of these lengths, and where each starts."""
-    packed = [torch.randn(sum(lengths), HEADS, HDIM, requires_grad=training) for _ in range(3)]
-    return packed, torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        yield partial(_ours, packed, starts), partial(_theirs, alone)
 
 
 def _ours(packed: Sequence[torch.Tensor], starts: torch.Tensor) -> object:
@@ -102,17 +94,17 @@ def cpu_us(call: Call) -> float:
     return (time.thread_time_ns() - start) / 1e3
 
 
-def measured(scenario: str, calls: Sequence[Calls]) -> Figures:
+def measured(scenario: str, pairs: Sequence[tuple[Call, Call]]) -> Figures:
     """Time all lengths when they are new, then again, then PyTorch, one call each; the first lengths do not count.
 
     A few lengths at a time, because the speed of a busy machine changes within a second.
     """
     new, seen, torchs = list[float](), list[float](), list[float]()
-    for start in range(0, len(calls), WARM):
-        part = calls[start : start + WARM]
-        new += [cpu_us(first) for first, _, _ in part]
-        seen += [cpu_us(second) for _, second, _ in part]
-        torchs += [cpu_us(each) for _, _, each in part]
+    for first in range(0, len(pairs), WARM):
+        part = pairs[first : first + WARM]
+        new += [cpu_us(ours) for ours, _ in part]
+        seen += [cpu_us(ours) for ours, _ in part]
+        torchs += [cpu_us(each) for _, each in part]
     new, seen, torchs = new[WARM:], seen[WARM:], torchs[WARM:]
     more = [first - again for first, again in zip(new, seen, strict=True)]
     columns = [sorted(column) for column in (torchs, seen, new, more)]

@@ -26,9 +26,6 @@ from catalog.torch.flash import options_of
 
 _SPARE = 0
 """The page that no sequence owns: unused rows of a fixed step write there."""
-_FP8 = torch.float8_e4m3fn
-_QUERIES_OF_FP8 = (torch.float16, torch.bfloat16)
-"""The types of queries over a cache of fp8."""
 
 
 @dataclass
@@ -309,7 +306,7 @@ class Step:
                 f"expected q ({tokens}, heads, {hdim}), k {of_k}, v {of_v}"
             )
         stored = self.cache.dtype
-        dtype = q.dtype if stored == _FP8 and q.dtype in _QUERIES_OF_FP8 else stored
+        dtype = stored if elements_of(q.dtype, stored) == q.dtype else q.dtype
         if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype:
             raise TensorError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, and the cache is {stored}")
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):

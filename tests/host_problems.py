@@ -183,7 +183,7 @@ def _page_sizes(op: Op, traits: Mapping[str, Any]) -> tuple[int, ...]:
     """Of caches that the kernel reads; none for dense ones."""
     if not traits["paged_kv"]:
         return ()
-    if traits["pipeline"] == Pipeline.SM90_WGMMA.value:
+    if traits.get("pipeline") == Pipeline.SM90_WGMMA.value:
         return 8, 16, 48, 64, 1024
     return (16, 64, 1024) if op == "batch_prefill" else (1, 16, 64, 1024)
 

@@ -105,7 +105,9 @@ class PagedBlocks {
     __device__ __forceinline__ void load(const CUtensorMap& map, const PageSteps& steps, std::uint32_t target,
                                          std::uint32_t full, const Place& place) const {
         if (!has_part()) return;
-        const auto steps_of = [](std::uint32_t step, int count) { return std::uint64_t{step} * static_cast<unsigned>(count); };
+        const auto steps_of = [](std::uint32_t step, int count) {
+            return std::uint64_t{step} * static_cast<unsigned>(count);
+        };
         const std::uint64_t end = steps_of(steps.page, place.page) + steps_of(steps.head, head) +
                                   steps_of(steps.row, place.slot + place.rows);
         const int offset = part() * call.pages.part_rows * loaded_row_bytes<Row, hdim>;

@@ -138,13 +138,9 @@ def _run(
     k: torch.Tensor,
     v: torch.Tensor,
     block_mask: torch.Tensor,
-    block_q: int,
-    block_kv: int,
-    layout: Layout,
-    causal: bool,
-    scale: float | None,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    problem = _problem_of(q.dtype, (q.shape, k.shape, v.shape), (block_q, block_kv), layout, causal, scale)
+    problem = _problem_of(q.dtype, (q.shape, k.shape, v.shape), *options)
     results = answer(problem, arch_of(q.device), {"q": q, "k": k, "v": v, "block_mask": block_mask})
     return results["o"], results["lse"]
 
@@ -157,13 +153,9 @@ def _run_backward(
     o: torch.Tensor,
     lse: torch.Tensor,
     block_mask: torch.Tensor,
-    block_q: int,
-    block_kv: int,
-    layout: Layout,
-    causal: bool,
-    scale: float | None,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    forward = _problem_of(q.dtype, (q.shape, k.shape, v.shape), (block_q, block_kv), layout, causal, scale)
+    forward = _problem_of(q.dtype, (q.shape, k.shape, v.shape), *options)
     problem = gradient_of(forward, dbias=False, dlse=False, deterministic=False)
     tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": grad_o, "block_mask": block_mask}
     results = answer(problem, arch_of(q.device), tensors)
@@ -174,11 +166,13 @@ def _run_backward(
 def _problem_of(
     dtype: torch.dtype,
     shapes: tuple[Shape, Shape, Shape],
-    block_size: tuple[int, int],
+    block_q: int,
+    block_kv: int,
     layout: Layout,
     causal: bool,
     scale: float | None,
 ) -> Problem:
+    """The problem of a forward; from ``block_q`` on, the options of both operators in their order."""
     of_q, of_k, of_v = (sizes_of(shape, layout) for shape in shapes)
     return Problem(
         dtype=dtype_of(dtype),
@@ -193,8 +187,8 @@ def _problem_of(
         mask="top_left" if causal else "no",
         lse=True,
         scale=scale,
-        block_mask_q=block_size[0],
-        block_mask_kv=block_size[1],
+        block_mask_q=block_q,
+        block_mask_kv=block_kv,
     )
 
 

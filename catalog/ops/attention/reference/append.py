@@ -24,8 +24,8 @@ def appended(problem: Problem, inputs: Mapping[str, Array], rotate: Rotate) -> d
     """``q``, ``k_cache`` and ``v_cache`` of an appendkv, float64, with ``rotate`` for the rotary embedding.
 
     The new tokens of sequence b have the positions from seqlens_k[b] on. With a mask the queries have these positions
-    too; without one all queries have the first of them. A cache of fp8 under queries of 16 bits gets the new tokens
-    divided by its factor, if there is one, and limited to what fp8 holds, but not rounded.
+    too; without one all queries have the first of them. If the cache is fp8 and queries have 16 bits, new tokens are
+    divided by the cache's factor, if there is one, and clamped to the range of fp8, but not rounded.
     """
     q, k_cache, v_cache = (inputs[name].astype(np.float64) for name in ("q", "k_cache", "v_cache"))
     for sequence in range(problem.batch):

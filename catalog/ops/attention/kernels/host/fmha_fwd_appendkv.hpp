@@ -1,8 +1,8 @@
 // Appends new keys and values to the tokens in the cache, and applies rotary embedding (RoPE) to keys and queries.
 //
 // Key t of a sequence with n cached tokens has position n + t. Query i has position n + i if the attention that follows
-// is masked, otherwise n, as in flash-attn and CK Tile. A cache of 8 bits under queries of 16 gets the new tokens divided
-// by its factors, if it has any.
+// is masked, otherwise n, as in flash-attn and CK Tile. If the cache has 8 bits and queries have 16, new tokens
+// are divided by the cache's factors, if it has any.
 #pragma once
 
 #include "kv.hpp"

@@ -37,7 +37,7 @@ __device__ __forceinline__ Sequence queries_of(const catalog_args& args, int ind
     return seq;
 }
 
-// The keys in the pages of a sequence. `Args`: catalog_args, or what has as much of them, here and below.
+// The keys in the pages of a sequence. `Args`, here and below: catalog_args, or a struct with these members of it.
 template <class Row, class Args>
 __device__ __forceinline__ int paged_length(const Args& args, int index) {
     if constexpr (Row::kv_lookup_table == KvLookupTable::sglang) {

@@ -48,15 +48,15 @@ class DenseBlocks {
     const RaggedRows keys, values;
 };
 
-// A block has parts that lie within a page; each is loaded by a thread of its own. The parts are dealt out to the warps,
-// because a warp starts the loads of its lanes one after the other. Instructions of those that load are missing to those
-// that compute: addresses are sums in units of 16 bytes, and warps without a part do nothing.
+// A block consists of parts that lie within a page; each is loaded by a thread of its own. The parts are dealt out to the
+// warps, because a warp starts the loads of its lanes one after the other. Issue slots that these warps take are lost to
+// the warps that compute: so addresses are sums in units of 16 bytes, and warps without a part do nothing.
 template <class Row>
 class PagedBlocks {
    public:
     static constexpr bool by_all = true;
 
-    // Of the thread's part. Without rows: it becomes zeros.
+    // Of the thread's part, which becomes zeros if it has no rows.
     struct Place {
         int page, slot, rows;
     };
@@ -64,7 +64,7 @@ class PagedBlocks {
     __device__ __forceinline__ PagedBlocks(const FwdCall& call, const Work<Row>& work, int head)
         : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head) {}
 
-    // The page of the block before is looked up as well, so that it is there when it is asked for.
+    // The page of the block before is looked up as well, because that block is next.
     __device__ __forceinline__ Place find(int block) {
         const int first = first_key(block), index = call.pages.divide.quotient(max(first, 0));
         const int page = block == ahead.block ? ahead.page : look_up(block);

@@ -54,6 +54,16 @@ __device__ __forceinline__ bool barrier_try_wait(std::uint32_t barrier, std::uin
     return done != 0;
 }
 
+// Whether it is over already: barrier_try_wait() may wait for a while.
+__device__ __forceinline__ bool barrier_test(std::uint32_t barrier, std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
 // Until the phase of that parity is over; phases count 0, 1, 0, ...: of a fresh barrier, parity 1 is over.
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
     while (!barrier_try_wait(barrier, parity)) {

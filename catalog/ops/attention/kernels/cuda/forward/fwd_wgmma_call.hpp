@@ -8,15 +8,10 @@
 #include "operation/workspace.hpp"
 #include "cuda/common/call.hpp"
 #include "cuda/common/dropout.hpp"
+#include "cuda/common/ragged_rows.hpp"
 #include "cuda/common/sequence.hpp"
-#include "cuda/tensor_map.hpp"
 
 namespace catalog::cuda {
-
-// In bytes.
-struct ByteStrides {
-    std::int64_t batch, nhead, seqlen;
-};
 
 // Factors of Q, K or V. Strides in elements; `block`: the tokens that share one.
 struct Descales {
@@ -27,10 +22,6 @@ struct Descales {
     __device__ __forceinline__ float of(int sequence, int head, int token) const {
         return data[sequence * batch + head * nhead + token / block * of_block];
     }
-};
-
-struct PageSteps {
-    std::uint32_t page, head, row;  // in units of 16 bytes
 };
 
 // The pages of K and V, with the names of catalog_args: see PageTable. A block of keys consists of parts of `part_rows`,
@@ -118,17 +109,6 @@ inline bool valid_parts(const catalog_args& args) {
     return !Row::paged_kv || (valid_pages<Row>(args) && args.page_size % 8 == 0);
 }
 
-inline PageSteps steps_of(const ByteStrides& strides) {
-    const auto units = [](std::int64_t stride) { return static_cast<std::uint32_t>(stride / 16); };
-    return {units(strides.batch), units(strides.nhead), units(strides.seqlen)};
-}
-
-// Whether pages, heads and rows are less than 2^36 bytes apart.
-inline bool valid_steps(const ByteStrides& strides) {
-    const auto fits = [](std::int64_t stride) { return 0 <= stride && stride >> 36 == 0; };
-    return fits(strides.batch) && fits(strides.nhead) && fits(strides.seqlen);
-}
-
 // Whether TMA and 16-byte accesses reach every row.
 inline bool aligned_rows(const catalog_tensor& tensor, const ByteStrides& strides) {
     return (reinterpret_cast<std::uintptr_t>(tensor.data) | strides.batch | strides.nhead | strides.seqlen) % 16 == 0;
@@ -137,17 +117,6 @@ inline bool aligned_rows(const catalog_tensor& tensor, const ByteStrides& stride
 inline Descales descales_of(const catalog_tensor& tensor, std::int64_t block) {
     return {static_cast<const float*>(tensor.data), tensor.stride_batch, tensor.stride_nhead, tensor.stride_seqlen,
             static_cast<int>(std::min(block, most_tokens))};
-}
-
-// Axes that have one element get a stride that fits.
-template <class T>
-inline ByteStrides byte_strides(const catalog_tensor& tensor, std::int64_t batch, std::int64_t nhead,
-                                std::int64_t seqlen, std::int64_t row_bytes) {
-    const auto bytes = [](std::int64_t extent, std::int64_t stride, std::int64_t otherwise) {
-        return extent > 1 ? stride * static_cast<std::int64_t>(sizeof(T)) : otherwise;
-    };
-    return {bytes(batch, tensor.stride_batch, 0), bytes(nhead, tensor.stride_nhead, 0),
-            bytes(seqlen, tensor.stride_seqlen, row_bytes)};
 }
 
 // Which tiles are worked on side by side: of heads whose keys and values fit into the L2 cache. `resident` is how many

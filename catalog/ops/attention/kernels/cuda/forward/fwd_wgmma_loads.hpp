@@ -5,11 +5,6 @@
 
 namespace catalog::cuda {
 
-__device__ __forceinline__ RaggedRows rows_of(const ByteStrides& strides, std::int64_t batch, int head,
-                                              std::int64_t first, int rows) {
-    return {batch * strides.batch + head * strides.nhead + first * strides.seqlen, strides.seqlen, rows};
-}
-
 // To `target`, the first panel of `count` rows; those of `rows` from `first` on, as many as the map's boxes have.
 template <class Row, int hdim, int count>
 __device__ __forceinline__ void load_panels(const CUtensorMap& map, std::uint32_t target, std::uint32_t full,
@@ -105,13 +100,9 @@ class PagedBlocks {
     __device__ __forceinline__ void load(const CUtensorMap& map, const PageSteps& steps, std::uint32_t target,
                                          std::uint32_t full, const Place& place) const {
         if (!has_part()) return;
-        const auto steps_of = [](std::uint32_t step, int count) {
-            return std::uint64_t{step} * static_cast<unsigned>(count);
-        };
-        const std::uint64_t end = steps_of(steps.page, place.page) + steps_of(steps.head, head) +
-                                  steps_of(steps.row, place.slot + place.rows);
+        const RaggedRows rows = rows_in_page(steps, place.page, head, place.slot, place.rows);
         const int offset = part() * call.pages.part_rows * loaded_row_bytes<Row, hdim>;
-        load_panels<Row, hdim, Row::tile_n0>(map, target + offset, full, RaggedRows(end, place.rows), 0);
+        load_panels<Row, hdim, Row::tile_n0>(map, target + offset, full, rows, 0);
     }
 
     const FwdCall& call;

@@ -1,6 +1,6 @@
 // Forward of multi-head latent attention (MLA) with wgmma, after the projections of K and V are absorbed: keys of 512
-// elements and 64 that are rotated, and V usually the first 512 of K. Then each tile is copied once. The division of O's
-// columns between two warpgroups is FlashMLA's.
+// elements and 64 that are rotated, and V usually the first 512 of K. The division of O's columns between two warpgroups
+// is FlashMLA's. This kernel copies tiles with cp.async: pages may have any size, and V may be any tensor.
 //
 // While the values of a tile are summed up, the next tile is weighed. Each warpgroup that sums up then copies, to where its
 // own values were, those of the tile after that, half a tile at a time. Fetching tiles into the L2 earlier gains nothing.
@@ -11,51 +11,130 @@
 
 namespace catalog::cuda {
 
-// Whether V is the beginning of K, element by element.
-inline bool values_begin_keys(const catalog_args& args) {
-    const catalog_tensor &k = args.k, &v = args.v;
-    return k.data == v.data && k.stride_batch == v.stride_batch && k.stride_nhead == v.stride_nhead &&
-           k.stride_seqlen == v.stride_seqlen;
-}
+// What warpgroups tell each other: the weights of a tile, with a number for each row, are there; its values are summed up.
+template <class Row>
+class LatentTurns {
+    using Shape = LatentShape<Row>;
 
-// The tiles from `key` to `end` for one warpgroup that sums up. Where V is the beginning of K, tiles take turns at the
-// stages.
-template <class Row, bool partial>
-__device__ __forceinline__ void sum_up_one_cache(LatentSums<Row, partial>& sums,
-                                                 const LatentLoads<Row, partial>& loads, int key, int end) {
-    constexpr int keys = LatentShape<Row>::keys;
-    if (key < end) loads.load_keys(loads.find_keys(key, end), 0);
-    if (key + keys < end) loads.load_keys(loads.find_keys(key + keys, end), 1);
-    for (Ring<2> ring; key < end; key += keys, ring.next()) {
-        sums.await_weights();
-        sums.start_adding(ring);
-        const auto next = loads.find_keys(key + 2 * keys, end);
-        sums.finish_half();
-        const bool more = key + 2 * keys < end;
-        if (more) loads.template load_half_of_keys<0>(next, ring.stage);
-        sums.finish_adding();
-        if (more) loads.template load_half_of_keys<1>(next, ring.stage);
-    }
-}
+   public:
+    __device__ __forceinline__ explicit LatentTurns(std::uint32_t shared) : shared(shared) {}
 
-// Else keys have the first stage, and values the second.
+    static __device__ __forceinline__ void init(std::uint32_t shared) {
+        for (int stage = 0; stage < 2; ++stage)
+            for (int group = 0; group < Shape::summing; ++group) barrier_init(Shape::full(shared, stage, group), 128);
+        barrier_init(Shape::weighed(shared), 4);
+        barrier_init(Shape::summed(shared), 4 * Shape::summing);
+        barrier_init_fence();
+    }
+
+    // By those who weigh: before they write, and behind it.
+    __device__ __forceinline__ void await_sums() const { barrier_wait(Shape::summed(shared), tile % 2 ^ 1); }
+    __device__ __forceinline__ void tell_weights() {
+        warp_arrive(Shape::weighed(shared));
+        ++tile;
+    }
+
+    // By those who sum up: before they read, and behind it.
+    __device__ __forceinline__ void await_weights() { barrier_wait(Shape::weighed(shared), tile++ % 2); }
+    __device__ __forceinline__ void tell_sums() const { warp_arrive(Shape::summed(shared)); }
+
+   private:
+    const std::uint32_t shared;
+    int tile = 0;
+};
+
+// One warpgroup that sums up the values of tiles, and copies them.
 template <class Row, bool partial>
-__device__ __forceinline__ void sum_up_two_caches(LatentSums<Row, partial>& sums,
-                                                  const LatentLoads<Row, partial>& loads, int key, int end) {
-    constexpr int keys = LatentShape<Row>::keys;
-    if (key < end) {
-        loads.load_keys(loads.find_keys(key, end), 0);
-        loads.load_values(loads.find_values(key, end), 1);
+class LatentCopiedSums {
+    using Shape = LatentShape<Row>;
+    static constexpr int keys = Shape::keys;
+
+   public:
+    __device__ __forceinline__ LatentCopiedSums(const catalog_args& args, const MmaWork<Row, partial>& work,
+                                                std::uint32_t shared, int group)
+        : shared(shared), group(group), loads(args, work, shared, group), sums(group), turns(shared) {}
+
+    // The tiles from `key` to `end`. Where V is the beginning of K, tiles take turns at the stages.
+    __device__ __forceinline__ void sum_up_one_cache(int key, int end) {
+        if (key < end) loads.load_keys(loads.find_keys(key, end), 0);
+        if (key + keys < end) loads.load_keys(loads.find_keys(key + keys, end), 1);
+        for (Ring<2> ring; key < end; key += keys, ring.next()) {
+            await_weights();
+            start_adding(ring);
+            const auto next = loads.find_keys(key + 2 * keys, end);
+            sums.finish_half();
+            const bool more = key + 2 * keys < end;
+            if (more) loads.template load_half_of_keys<0>(next, ring.stage);
+            finish_adding();
+            if (more) loads.template load_half_of_keys<1>(next, ring.stage);
+        }
     }
-    for (Ring<2> ring{1, 0}; key < end; key += keys, ring.phase ^= 1) {
-        sums.await_weights();
-        const bool more = key + keys < end;
-        if (more) loads.load_keys(loads.find_keys(key + keys, end), 0);
-        sums.start_adding(ring);
-        const auto next = loads.find_values(key + keys, end);
+
+    // Else keys have the first stage, and values the second.
+    __device__ __forceinline__ void sum_up_two_caches(int key, int end) {
+        if (key < end) {
+            loads.load_keys(loads.find_keys(key, end), 0);
+            loads.load_values(loads.find_values(key, end), 1);
+        }
+        for (Ring<2> ring{1, 0}; key < end; key += keys, ring.phase ^= 1) {
+            await_weights();
+            const bool more = key + keys < end;
+            if (more) loads.load_keys(loads.find_keys(key + keys, end), 0);
+            start_adding(ring);
+            const auto next = loads.find_values(key + keys, end);
+            finish_adding();
+            if (more) loads.load_values(next, 1);
+        }
+    }
+
+    __device__ __forceinline__ void store(const catalog_args& args, const MmaWork<Row, partial>& work) {
+        await_weights();
+        sums.store(args, work);
+    }
+
+   private:
+    // Of the next tile, or what O is to be multiplied with at the end.
+    __device__ __forceinline__ void await_weights() {
+        turns.await_weights();
+        sums.rescale(shared + Shape::notes);
+    }
+    __device__ __forceinline__ void start_adding(const Ring<2>& ring) {
+        barrier_wait(Shape::full(shared, ring.stage, group), ring.phase);
+        sums.start_adding(shared + Shape::weights, shared + Shape::stages + ring.stage * Shape::stage_bytes);
+    }
+    __device__ __forceinline__ void finish_adding() {
         sums.finish_adding();
-        if (more) loads.load_values(next, 1);
+        turns.tell_sums();
     }
+
+    const std::uint32_t shared;
+    const int group;
+    const LatentLoads<Row, partial> loads;
+    LatentSums<Row, partial> sums;
+    LatentTurns<Row> turns;
+};
+
+// The scores of a tile whose copies are on their way.
+template <class Row, bool partial>
+__device__ __forceinline__ void multiply_copied(typename LatentWeights<Row, partial>::Tile& s, std::uint32_t shared,
+                                                const Ring<2>& ring) {
+    using Shape = LatentShape<Row>;
+    using Weights = LatentWeights<Row, partial>;
+    const std::uint64_t q = describe_panel<Major::k>(shared);
+    const std::uint64_t k = describe_panel<Major::k>(shared + Shape::stages + ring.stage * Shape::stage_bytes);
+    forget(s);
+#pragma unroll
+    for (int group = 0; group < Shape::summing; ++group) {
+        barrier_wait(Shape::full(shared, ring.stage, group), ring.phase);
+        fence_proxy_async();
+        wgmma_fence();
+        Weights::template multiply<Shape::panels_of_group>(s, q, k, group * Shape::panels_of_group);
+        if (group == 0)
+            Weights::template multiply<Shape::panels - Shape::value_panels>(s, q, k, Shape::value_panels);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(s);
 }
 
 template <class Row, bool partial, bool one_cache>
@@ -67,62 +146,46 @@ __global__ void __launch_bounds__(LatentShape<Row>::threads, 1)
     const MmaWork<Row, partial> work(args, grid, 0);
     if constexpr (partial) let_next_kernel_start();
     if (work.rows == 0) return;
-    if (threadIdx.x == 0) {
-        for (int stage = 0; stage < 2; ++stage)
-            for (int group = 0; group < Shape::summing; ++group) barrier_init(Shape::full(shared, stage, group), 128);
-        barrier_init(Shape::weighed(shared), 128);
-        barrier_init(Shape::summed(shared), 128 * Shape::summing);
-        barrier_init_fence();
-    }
+    if (threadIdx.x == 0) LatentTurns<Row>::init(shared);
     __syncthreads();
 
     const Window<Row::mask> window = window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, work.keys(args));
-    const KeyRange first_row = window.visible(work.row_at(0).query);
-    const KeyRange last_row = window.visible(work.row_at(work.rows - 1).query);
-    const KeyRange some = seen_by_some(first_row, last_row), all = seen_by_all(first_row, last_row);
-    int key = some.begin / Shape::keys * Shape::keys;
-    // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
-    const int end = some.begin < some.end ? some.end : key;
+    const auto range = LatentRange::of<Row, partial>(args, work, window);
 
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup > 0) {
         claim_registers<192>();
-        const LatentLoads<Row, partial> loads(args, work, shared, warpgroup - 1);
-        LatentSums<Row, partial> sums(shared, warpgroup - 1);
+        LatentCopiedSums<Row, partial> sums(args, work, shared, warpgroup - 1);
         if constexpr (one_cache)
-            sum_up_one_cache(sums, loads, key, end);
+            sums.sum_up_one_cache(range.begin, range.end);
         else
-            sum_up_two_caches(sums, loads, key, end);
-        sums.await_weights();
+            sums.sum_up_two_caches(range.begin, range.end);
         sums.store(args, work);
         return;
     }
     release_registers<120>();
-    LatentWeights<Row, partial> weights(args, work, window, shared);
-    LatentLoads<Row, partial>(args, work, shared, 0).load_queries();
-    copy_wait<0>();
-    named_barrier_sync(1, 128);
-    if (!(args.scale > 0.0f)) {
-        rescale_queries<typename Row::dtype>(args, shared, Shape::q_bytes, static_cast<int>(threadIdx.x), 128);
-        named_barrier_sync(1, 128);
-    }
+    LatentWeights<Row, partial> weights(args, work, window);
+    LatentTurns<Row> turns(shared);
+    load_latent_queries(args, work, shared);
     Ring<2> ring;
-    for (; key < end; key += Shape::keys) {
-        weights.weigh_keys(ring, key, all);
+    for (int key = range.begin; key < range.end; key += Shape::keys) {
+        typename LatentWeights<Row, partial>::Tile s;
+        float rescale[2];
+        multiply_copied<Row, partial>(s, shared, ring);
+        weights.find_maxima(s, key, range.all, rescale);
+        weights.weigh(s);
+        turns.await_sums();
+        weights.store(s, shared + Shape::weights);
+        weights.write(rescale, shared + Shape::notes);
+        turns.tell_weights();
         ring.next();
         if constexpr (!one_cache) ring.next();
     }
-    weights.finish();
+    float normalize[2];
+    weights.finish(normalize);
+    turns.await_sums();
+    weights.write(normalize, shared + Shape::notes);
+    turns.tell_weights();
 }
-
-template <class Row, bool partial>
-inline catalog_status launch_attend_latent(const catalog_args& args, cudaStream_t stream) {
-    using Shape = LatentShape<Row>;
-    return values_begin_keys(args) ? launch_work<Row, partial, Shape>(args, attend_latent<Row, partial, true>, stream)
-                                   : launch_work<Row, partial, Shape>(args, attend_latent<Row, partial, false>, stream);
-}
-
-template <class Row>
-inline constexpr Block block_of{LatentShape<Row>::threads, LatentShape<Row>::shared_bytes};
 
 }  // namespace catalog::cuda

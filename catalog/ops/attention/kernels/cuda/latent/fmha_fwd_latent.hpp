@@ -1,8 +1,8 @@
 // Multi-head latent attention over dense keys, or pages of any size: families fwd and fwd_pagedkv.
 #pragma once
 
-#include "attend_latent.hpp"
 #include "cuda/common/launch.hpp"
+#include "launch_latent.hpp"
 
 namespace catalog::cuda {
 

@@ -2,8 +2,8 @@
 // LSE, which fmha_fwd_splitkv_combine.hpp makes one. Keys may lie in pages.
 #pragma once
 
-#include "attend_latent.hpp"
 #include "cuda/common/launch.hpp"
+#include "launch_latent.hpp"
 
 namespace catalog::cuda {
 

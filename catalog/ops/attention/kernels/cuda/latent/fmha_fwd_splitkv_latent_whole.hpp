@@ -1,8 +1,8 @@
 // Multi-head latent attention where there are blocks enough without dividing the keys. They may lie in pages.
 #pragma once
 
-#include "attend_latent.hpp"
 #include "cuda/common/launch.hpp"
+#include "launch_latent.hpp"
 
 namespace catalog::cuda {
 

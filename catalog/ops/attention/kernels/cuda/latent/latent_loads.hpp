@@ -34,7 +34,7 @@ class LatentLoads {
             places.row[i] = reinterpret_cast<const char*>(
                 work.template element_of<const std::uint16_t>(args.q, work.row_at(places.exists[i] ? at : 0)));
         }
-        copy<Shape::panels, 0, count>(places, shared, 0, static_cast<int>(args.hdim_q));
+        copy<Shape::panels>(places, shared, 0, static_cast<int>(args.hdim_q));
         copy_commit();
     }
 
@@ -53,21 +53,20 @@ class LatentLoads {
         load_half_of_keys<1>(places, stage);
     }
 
-    // The first or the second half of the tile's keys; the second completes the stage.
+    // The panels of the first half of the columns that the warpgroup sums up, or the others, which complete the stage.
     template <int half>
     __device__ __forceinline__ void load_half_of_keys(const Places& places, int stage) const {
-        constexpr int begin = half * count / 2, end = begin + count / 2;
         const std::uint32_t target = shared + Shape::stages + stage * Shape::stage_bytes;
         const int hdim = static_cast<int>(args.hdim_q);
-        copy<Shape::panels_of_group, begin, end>(places, target, group * Shape::panels_of_group, hdim);
-        if (group == 0)
-            copy<Shape::panels - Shape::value_panels, begin, end>(places, target, Shape::value_panels, hdim);
-        if constexpr (half == 1) copy_arrive(Shape::full(shared, stage, group));
+        copy<Shape::panels_of_half>(places, target, group * Shape::panels_of_group + half * Shape::panels_of_half, hdim);
+        if constexpr (half == 0) return;
+        if (group == 0) copy<Shape::panels - Shape::value_panels>(places, target, Shape::value_panels, hdim);
+        copy_arrive(Shape::full(shared, stage, group));
     }
 
     __device__ __forceinline__ void load_values(const Places& places, int stage) const {
-        copy<Shape::panels_of_group, 0, count>(places, shared + Shape::stages + stage * Shape::stage_bytes,
-                                               group * Shape::panels_of_group, static_cast<int>(args.hdim_v));
+        copy<Shape::panels_of_group>(places, shared + Shape::stages + stage * Shape::stage_bytes,
+                                     group * Shape::panels_of_group, static_cast<int>(args.hdim_v));
         copy_arrive(Shape::full(shared, stage, group));
     }
 
@@ -95,15 +94,14 @@ class LatentLoads {
         return places;
     }
 
-    // The thread's rows from number `begin` to `end`.
-    template <int panels, int begin, int end>
+    template <int panels>
     __device__ __forceinline__ void copy(const Places& places, std::uint32_t target, int first_panel, int hdim) const {
         target += first_panel * Shape::kv_panel + swizzled(row, piece * 16);
         const int column = first_panel * panel_columns + piece * 8;
 #pragma unroll
         for (int panel = 0; panel < panels; ++panel)
 #pragma unroll
-            for (int i = begin; i < end; ++i)
+            for (int i = 0; i < count; ++i)
                 copy_async(target + panel * Shape::kv_panel + i * rows_apart * panel_row_bytes,
                            places.row[i] + column * 2 + panel * panel_row_bytes,
                            places.exists[i] && (!Row::pad_d || column + panel * panel_columns < hdim));
@@ -114,5 +112,19 @@ class LatentLoads {
     const std::uint32_t shared;
     const int group, row, piece;  // the first row
 };
+
+// Q, by the warpgroup that weighs; afterwards it is there.
+template <class Row, bool partial>
+__device__ __forceinline__ void load_latent_queries(const catalog_args& args, const MmaWork<Row, partial>& work,
+                                                    std::uint32_t shared) {
+    LatentLoads<Row, partial>(args, work, shared, 0).load_queries();
+    copy_wait<0>();
+    named_barrier_sync(1, 128);
+    if (!(args.scale > 0.0f)) {
+        rescale_queries<typename Row::dtype>(args, shared, LatentShape<Row>::q_bytes, static_cast<int>(threadIdx.x), 128);
+        named_barrier_sync(1, 128);
+    }
+    fence_proxy_async();
+}
 
 }  // namespace catalog::cuda

@@ -5,7 +5,7 @@
 
 namespace catalog::cuda {
 
-// The rows while their keys are weighed.
+// The rows while their keys are weighed. Scores, then weights, are in the layout of an accumulator; see wgmma.hpp.
 template <class Row, bool partial>
 class LatentWeights {
     using T = typename Row::dtype;
@@ -13,77 +13,108 @@ class LatentWeights {
     static constexpr int keys = Shape::keys;
 
    public:
-    __device__ __forceinline__ LatentWeights(const catalog_args& args, const MmaWork<Row, partial>& work,
-                                             const Window<Row::mask>& window, std::uint32_t shared)
-        : args(args), work(work), window(window), shared(shared), lane(static_cast<int>(threadIdx.x) % 32) {}
+    using Tile = float[keys / 2];
 
-    // The keys of the tile that begins at `key`, in a stage that is being filled. `all`: keys that every row sees.
-    __device__ __forceinline__ void weigh_keys(const Ring<2>& ring, int key, KeyRange all) {
-        multiply_q_k(ring);
-        if (key < all.begin || all.end < key + keys) hide(key);
+    __device__ __forceinline__ LatentWeights(const catalog_args& args, const MmaWork<Row, partial>& work,
+                                             const Window<Row::mask>& window)
+        : args(args), work(work), window(window), lane(static_cast<int>(threadIdx.x) % 32) {}
+
+    // Adds to scores the products of `count` panels of Q and of keys, from number `panel` on; those of number 0 come first.
+    // `q` and `k` describe the first panels of all.
+    template <int count>
+    static __device__ __forceinline__ void multiply(Tile& s, std::uint64_t q, std::uint64_t k, int panel) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) rescale[half] = weigh(half);
-        barrier_wait(Shape::summed(shared), tile % 2 ^ 1);
+        for (int i = 0; i < 4 * count; ++i) {  // 16 elements
+            const int of_panel = panel + i / 4, column = i % 4 * 32;
+            wgmma<T>(s, advance(q, of_panel * Shape::q_panel + column), advance(k, of_panel * Shape::kv_panel + column),
+                     panel > 0 || i > 0);
+        }
+    }
+
+    // The first of two steps in which scores of the keys from `key` on become weights: their maxima. `all`: keys that every
+    // row sees. The result is what earlier sums of a row are to be multiplied with.
+    __device__ __forceinline__ void find_maxima(Tile& s, int key, KeyRange all, float (&rescale)[2]) {
+        if (key < all.begin || all.end < key + keys) hide(s, key);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) rescale[half] = find_maximum(s, half);
+    }
+
+    // The second one.
+    __device__ __forceinline__ void weigh(Tile& s) {
+        const float exponent = work.grid.scores.exponent;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const std::uint32_t row = shared + Shape::weights + lane % 4 * 4;
+            sum[half] *= factor(max_of_sum[half], max[half]);
+            max_of_sum[half] = max[half];
+            // A row that has seen no key: subtracting -infinity from itself would give NaN.
+            const float zero = max[half] == minus_infinity() ? 0.0f : max[half] * exponent;
 #pragma unroll
             for (int n = 0; n < keys / 8; ++n)
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"(row + swizzled(row_of_thread(half), n * 16)),
-                             "r"(pack<T>(s[n * 4 + 2 * half], s[n * 4 + 2 * half + 1]))
-                             : "memory");
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    float& weight = s[n * 4 + 2 * half + c];
+                    weight = exp2_approximate(fmaf(weight, exponent, -zero));
+                    sum[half] += weight;
+                }
         }
-        tell(rescale);
+    }
+
+    __device__ __forceinline__ void store(const Tile& s, std::uint32_t panel) const {
+        const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane % 16;
+        const std::uint32_t first = panel + swizzled(row, lane / 16 * 16);
+#pragma unroll
+        for (int n = 0; n < keys / 2; n += 8)
+            store_matrices(first ^ n * 4, pack<T>(s[n], s[n + 1]), pack<T>(s[n + 2], s[n + 3]),
+                           pack<T>(s[n + 4], s[n + 5]), pack<T>(s[n + 6], s[n + 7]));
+    }
+
+    // A number for each row, for those who sum up.
+    __device__ __forceinline__ void write(const float (&of_rows)[2], std::uint32_t note) const {
+        if (lane % 4 == 0)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(note + row_of_thread(half) * 4), "f"(of_rows[half])
+                             : "memory");
     }
 
     // After the last tile: LSE, and what O is to be multiplied with.
-    __device__ __forceinline__ void finish() {
-        float normalize[2];
+    __device__ __forceinline__ void finish(float (&normalize)[2]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            sum[half] += __shfl_xor_sync(all_lanes, sum[half], 1);
-            sum[half] += __shfl_xor_sync(all_lanes, sum[half], 2);
             const int row = row_of_thread(half), stored = row < work.rows ? row : 0;
             const QueryRow at = work.row_at(stored);
-            const RowEnd end = end_of_row<Row>(args, max[half] * work.grid.scores.exponent, sum[half], work.seq.index,
+            const RowEnd end = end_of_row<Row>(args, max[half] * work.grid.scores.exponent, row_sum(half), work.seq.index,
                                                work.head_of(at), window.center(at.query), work.split == 0);
             normalize[half] = end.normalize;
             if (row < work.rows && lane % 4 == 0)
                 if (float* const target = work.lse_of(args, row)) *target = end.lse;
         }
-        barrier_wait(Shape::summed(shared), tile % 2 ^ 1);
-        tell(normalize);
+    }
+
+    // Where another warpgroup weighs other tiles of the same rows: the largest score of all tiles so far goes from one to the
+    // other, and in the end the maximum and the sum of the tiles of one.
+    __device__ __forceinline__ void write_maxima(std::uint32_t notes) const { write(max, notes); }
+    __device__ __forceinline__ void read_maxima(std::uint32_t notes) { read(max, notes); }
+
+    __device__ __forceinline__ void write_sums(std::uint32_t of_maxima, std::uint32_t of_sums) const {
+        write(max_of_sum, of_maxima);
+        const float sums[2] = {row_sum(0), row_sum(1)};
+        write(sums, of_sums);
+    }
+    __device__ __forceinline__ void add_sums(std::uint32_t of_maxima, std::uint32_t of_sums) {
+        float other_max[2], other_sum[2];
+        read(other_max, of_maxima);
+        read(other_sum, of_sums);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            max[half] = fmaxf(max_of_sum[half], other_max[half]);
+            sum[half] *= factor(max_of_sum[half], max[half]);
+            if (lane % 4 == 0) sum[half] += other_sum[half] * factor(other_max[half], max[half]);
+        }
     }
 
    private:
-    __device__ __forceinline__ void multiply_q_k(const Ring<2>& ring) {
-        constexpr int panels = Shape::panels_of_group;
-        forget(s);
-#pragma unroll
-        for (int group = 0; group < Shape::summing; ++group) {
-            barrier_wait(Shape::full(shared, ring.stage, group), ring.phase);
-            fence_proxy_async();
-            wgmma_fence();
-            multiply_panels<panels>(ring.stage, group * panels);
-            if (group == 0) multiply_panels<Shape::panels - Shape::value_panels>(ring.stage, Shape::value_panels);
-        }
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin(s);
-    }
-
-    template <int count>
-    __device__ __forceinline__ void multiply_panels(int stage, int first) {
-        const std::uint64_t rows = describe_panel<Major::k>(shared + first * Shape::q_panel);
-        const std::uint64_t columns =
-            describe_panel<Major::k>(shared + Shape::stages + stage * Shape::stage_bytes + first * Shape::kv_panel);
-#pragma unroll
-        for (int i = 0; i < 4 * count; ++i)  // 16 elements
-            wgmma<T>(s, advance(rows, i / 4 * Shape::q_panel + i % 4 * 32),
-                     advance(columns, i / 4 * Shape::kv_panel + i % 4 * 32), first > 0 || i > 0);
-    }
-
-    __device__ __forceinline__ void hide(int key) {
+    __device__ __forceinline__ void hide(Tile& s, int key) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const KeyRange seen = window.visible(work.row_at(row_of_thread(half)).query);
@@ -97,8 +128,8 @@ class LatentWeights {
         }
     }
 
-    // A row's scores become weights, as in MmaRows; the result is what earlier sums are to be multiplied with.
-    __device__ __forceinline__ float weigh(int half) {
+    // Smaller growth than 2^8 is left alone, as in MmaRows.
+    __device__ __forceinline__ float find_maximum(const Tile& s, int half) {
         const float exponent = work.grid.scores.exponent;
         float largest = minus_infinity();
 #pragma unroll
@@ -109,40 +140,32 @@ class LatentWeights {
         const bool grows = (largest - max[half]) * exponent > 8.0f;
         const float rescale = grows ? exp2_approximate((max[half] - largest) * exponent) : 1.0f;
         max[half] = grows ? largest : max[half];
-        sum[half] *= rescale;
-        // A row that has seen no key: subtracting -infinity from itself would give NaN.
-        const float zero = max[half] == minus_infinity() ? 0.0f : max[half] * exponent;
-#pragma unroll
-        for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                float& weight = s[n * 4 + 2 * half + c];
-                weight = exp2_approximate(fmaf(weight, exponent, -zero));
-                sum[half] += weight;
-            }
         return rescale;
     }
 
-    // A number for each row, and what was written before, to those who sum up.
-    __device__ __forceinline__ void tell(const float (&of_rows)[2]) {
-        if (lane % 4 == 0)
+    // Of sums of weights that are relative to one maximum, when another takes its place.
+    __device__ __forceinline__ float factor(float from, float to) const {
+        return from == to ? 1.0f : exp2_approximate((from - to) * work.grid.scores.exponent);
+    }
+
+    __device__ __forceinline__ float row_sum(int half) const {
+        const float pair = sum[half] + __shfl_xor_sync(all_lanes, sum[half], 1);
+        return pair + __shfl_xor_sync(all_lanes, pair, 2);
+    }
+
+    __device__ __forceinline__ void read(float (&of_rows)[2], std::uint32_t note) const {
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared + Shape::notes + row_of_thread(half) * 4),
-                             "f"(of_rows[half])
-                             : "memory");
-        barrier_arrive(Shape::weighed(shared));
-        ++tile;
+        for (int half = 0; half < 2; ++half)
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(of_rows[half]) : "r"(note + row_of_thread(half) * 4) : "memory");
     }
 
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
     const Window<Row::mask>& window;
-    const std::uint32_t shared;
     const int lane;
-    int tile = 0;
-    float s[keys / 2], rescale[2];  // scores, then weights, in the layout of an accumulator; see wgmma.hpp
-    float max[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};  // as in MmaRows
+    // Of each row the largest score so far, or nearly; the sum of weights, and the score that these are relative to.
+    float max[2] = {minus_infinity(), minus_infinity()};
+    float sum[2] = {0.0f, 0.0f}, max_of_sum[2] = {minus_infinity(), minus_infinity()};
 };
 
 // The columns of O of one warpgroup while values are summed up.
@@ -153,58 +176,59 @@ class LatentSums {
     static constexpr int columns = Shape::columns;
 
    public:
-    __device__ __forceinline__ LatentSums(std::uint32_t shared, int group)
-        : shared(shared), group(group), lane(static_cast<int>(threadIdx.x) % 32) {
+    __device__ __forceinline__ explicit LatentSums(int group)
+        : group(group), lane(static_cast<int>(threadIdx.x) % 32) {
 #pragma unroll
-        for (float& sum : o) sum = 0.0f;
+        for (auto& half : o)
+#pragma unroll
+            for (float& sum : half) sum = 0.0f;
     }
 
-    // Until the weights of the next tile are there, or what O is to be multiplied with at the end; it is brought to their
-    // scale.
-    __device__ __forceinline__ void await_weights() {
-        barrier_wait(Shape::weighed(shared), tile++ % 2);
+    // Multiplies O with the numbers that were written for its rows.
+    __device__ __forceinline__ void rescale(std::uint32_t note) {
         float factor[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            asm volatile("ld.shared.f32 %0, [%1];"
-                         : "=f"(factor[half])
-                         : "r"(shared + Shape::notes + row_of_thread(half) * 4)
-                         : "memory");
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor[half]) : "r"(note + row_of_thread(half) * 4) : "memory");
         if (!__any_sync(all_lanes, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
-        for (int i = 0; i < columns / 2; ++i) o[i] *= factor[i / 2 % 2];
+        for (auto& half : o)
+#pragma unroll
+            for (int i = 0; i < columns / 4; ++i) half[i] *= factor[i / 2 % 2];
     }
 
-    // Starts to add the values of a stage: of the first half of its keys, then of the second.
-    __device__ __forceinline__ void start_adding(const Ring<2>& ring) {
-        barrier_wait(Shape::full(shared, ring.stage, group), ring.phase);
+    // Starts to add the values of a tile, whose panels begin at `tile`: to the first half of the columns, then to the second.
+    __device__ __forceinline__ void start_adding(std::uint32_t weights_panel, std::uint32_t tile) {
         fence_proxy_async();
-        const std::uint32_t panels = shared + Shape::stages + ring.stage * Shape::stage_bytes +
-                                     group * Shape::panels_of_group * Shape::kv_panel;
-        const std::uint64_t weights = describe_panel<Major::k>(shared + Shape::weights);
-        const std::uint64_t values = describe_panel<Major::mn>(panels, Shape::kv_panel);
-        pin(o);
+        const std::uint64_t weights = describe_panel<Major::k>(weights_panel);
+        const std::uint64_t values =
+            describe_panel<Major::mn>(tile + group * Shape::panels_of_group * Shape::kv_panel, Shape::kv_panel);
+#pragma unroll
+        for (auto& half : o) pin(half);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < Shape::keys / 16; ++step) {
-            wgmma<T, Major::mn>(o, advance(weights, step * 32), advance(values, step * 16 * panel_row_bytes), true);
-            if (step == Shape::keys / 32 - 1) wgmma_commit();
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int step = 0; step < Shape::keys / 16; ++step)
+                wgmma<T, Major::mn>(
+                    o[half], advance(weights, step * 32),
+                    advance(values, half * Shape::panels_of_half * Shape::kv_panel + step * 16 * panel_row_bytes), true);
+            wgmma_commit();
         }
-        wgmma_commit();
     }
 
-    // Afterwards the warpgroup does not read the values of the first half any more.
+    // Afterwards the warpgroup does not read the panels of the first half any more.
     __device__ __forceinline__ void finish_half() const {
         wgmma_wait<1>();
-        named_barrier_sync(2 + group, 128);
+        named_barrier_sync(3 + group, 128);
     }
 
-    // Afterwards the warpgroup does not read the stage any more.
+    // Afterwards the warpgroup does not read the tile any more.
     __device__ __forceinline__ void finish_adding() {
         wgmma_wait<0>();
-        pin(o);
-        barrier_arrive(Shape::summed(shared));
-        named_barrier_sync(2 + group, 128);
+#pragma unroll
+        for (auto& half : o) pin(half);
+        named_barrier_sync(3 + group, 128);
     }
 
     __device__ __forceinline__ void store(const catalog_args& args, const MmaWork<Row, partial>& work) {
@@ -216,7 +240,8 @@ class LatentSums {
 #pragma unroll
             for (int n = 0; n < columns / 8; ++n) {
                 if (first + 8 * n >= stored) break;
-                const float even = o[n * 4 + 2 * half], odd = o[n * 4 + 2 * half + 1];
+                const int i = n * 4 + 2 * half, of_half = columns / 4;
+                const float even = o[i / of_half][i % of_half], odd = o[i / of_half][i % of_half + 1];
                 if constexpr (partial)
                     *reinterpret_cast<float2*>(work.part_of(args, row) + first + 8 * n) = make_float2(even, odd);
                 else
@@ -227,10 +252,8 @@ class LatentSums {
     }
 
    private:
-    const std::uint32_t shared;
     const int group, lane;
-    int tile = 0;
-    float o[columns / 2];  // in the layout of an accumulator; see wgmma.hpp
+    float o[2][columns / 4];  // either half of the columns in the layout of an accumulator; see wgmma.hpp
 };
 
 }  // namespace catalog::cuda

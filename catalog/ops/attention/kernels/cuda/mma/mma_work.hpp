@@ -119,10 +119,11 @@ inline catalog_status check_splits(const catalog_args* args) {
     return has_outputs || !has_queries(*args) ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
-// `Shape` has the number of threads of a block, the bytes of its shared memory, and what copies keys and values.
-template <class Row, bool partial, class Shape>
-inline catalog_status launch_work(const catalog_args& args, void (*kernel)(catalog_args, MmaGrid<Row>),
-                                  cudaStream_t stream) {
+// `Shape` has the number of threads of a block, the bytes of its shared memory, and what copies keys and values. `more` are
+// the kernel's parameters behind those that all have.
+template <class Row, bool partial, class Shape, class... More>
+inline catalog_status launch_work(const catalog_args& args, void (*kernel)(catalog_args, MmaGrid<Row>, More...),
+                                  cudaStream_t stream, const More&... more) {
     if (!has_queries(args)) return CATALOG_OK;
     const std::int64_t heads = heads_per_kv_head(args);
     const std::int64_t tiles = (args.seqlen_q * heads + Row::tile_m0 - 1) / Row::tile_m0;
@@ -134,7 +135,7 @@ inline catalog_status launch_work(const catalog_args& args, void (*kernel)(catal
         return launched(), CATALOG_DEVICE_ERROR;
     const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
                             Scores<Row>(args), Shape::KCopy::steps_of(args, args.k), Shape::VCopy::steps_of(args, args.v)};
-    kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
+    kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid, more...);
     return launched();
 }
 

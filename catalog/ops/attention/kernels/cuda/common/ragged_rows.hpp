@@ -1,0 +1,55 @@
+// Rows that TMA loads through a ragged map: those of a sequence, or those of a page of a cache.
+#pragma once
+
+#include <cstdint>
+
+#include "call.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace catalog::cuda {
+
+// In bytes.
+struct ByteStrides {
+    std::int64_t batch, nhead, seqlen;
+};
+
+// Axes that have one element get a stride that fits.
+template <class T>
+inline ByteStrides byte_strides(const catalog_tensor& tensor, std::int64_t batch, std::int64_t nhead,
+                                std::int64_t seqlen, std::int64_t row_bytes) {
+    const auto bytes = [](std::int64_t extent, std::int64_t stride, std::int64_t otherwise) {
+        return extent > 1 ? stride * static_cast<std::int64_t>(sizeof(T)) : otherwise;
+    };
+    return {bytes(batch, tensor.stride_batch, 0), bytes(nhead, tensor.stride_nhead, 0),
+            bytes(seqlen, tensor.stride_seqlen, row_bytes)};
+}
+
+// Those of a sequence from token `first` on.
+__device__ __forceinline__ RaggedRows rows_of(const ByteStrides& strides, std::int64_t batch, int head,
+                                              std::int64_t first, int rows) {
+    return {batch * strides.batch + head * strides.nhead + first * strides.seqlen, strides.seqlen, rows};
+}
+
+struct PageSteps {
+    std::uint32_t page, head, row;  // in units of 16 bytes
+};
+
+// Of the pages of K or V, which lie along the batch axis.
+inline PageSteps steps_of(const ByteStrides& strides) {
+    const auto units = [](std::int64_t stride) { return static_cast<std::uint32_t>(stride / 16); };
+    return {units(strides.batch), units(strides.nhead), units(strides.seqlen)};
+}
+
+// Whether pages, heads and rows are less than 2^36 bytes apart.
+inline bool valid_steps(const ByteStrides& strides) {
+    const auto fits = [](std::int64_t stride) { return 0 <= stride && stride >> 36 == 0; };
+    return fits(strides.batch) && fits(strides.nhead) && fits(strides.seqlen);
+}
+
+// `rows` rows of a page from number `slot` on; TMA reads those behind them as zeros.
+__device__ __forceinline__ RaggedRows rows_in_page(const PageSteps& steps, int page, int head, int slot, int rows) {
+    const auto distance = [](std::uint32_t step, int count) { return std::uint64_t{step} * static_cast<unsigned>(count); };
+    return {distance(steps.page, page) + distance(steps.head, head) + distance(steps.row, slot + rows), rows};
+}
+
+}  // namespace catalog::cuda

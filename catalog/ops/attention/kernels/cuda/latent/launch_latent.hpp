@@ -1,0 +1,46 @@
+// The launch of multi-head latent attention: by which kernel.
+#pragma once
+
+#include <numeric>
+
+#include "attend_latent.hpp"
+#include "attend_latent_tma.hpp"
+
+namespace catalog::cuda {
+
+// Whether V is the beginning of K, element by element.
+inline bool values_begin_keys(const catalog_args& args) {
+    const catalog_tensor &k = args.k, &v = args.v;
+    return k.data == v.data && k.stride_batch == v.stride_batch && k.stride_nhead == v.stride_nhead &&
+           k.stride_seqlen == v.stride_seqlen;
+}
+
+// False: TMA cannot load the tiles. The swizzled rows of a part begin with a group of eight.
+template <class Row>
+inline bool find_latent_keys(const catalog_args& args, LatentKeys& keys) {
+    using T = typename Row::dtype;
+    constexpr int tile = LatentShape<Row>::keys;
+    if (!has_keys(args)) return false;
+    const std::int64_t rows = Row::paged_kv ? args.page_size : Row::mode == Mode::group ? most_tokens : args.seqlen_k;
+    const std::int64_t batch = Row::paged_kv ? args.num_pages : Row::mode == Mode::group ? 1 : args.batch;
+    keys.strides = byte_strides<T>(args.k, batch, args.nhead_k, rows, args.hdim_q * sizeof(T));
+    keys.steps = steps_of(keys.strides);
+    keys.part_rows = Row::paged_kv ? std::gcd(static_cast<int>(args.page_size), tile) : tile;
+    return keys.part_rows % 8 == 0 && valid_steps(keys.strides) &&
+           make_ragged_map<T>(keys.map, args.k.data, keys.strides.seqlen, args.hdim_q, panel_columns, keys.part_rows);
+}
+
+template <class Row, bool partial>
+inline catalog_status launch_attend_latent(const catalog_args& args, cudaStream_t stream) {
+    using Shape = LatentShape<Row>;
+    if (!values_begin_keys(args))
+        return launch_work<Row, partial, Shape>(args, attend_latent<Row, partial, false>, stream);
+    if (LatentKeys keys; find_latent_keys<Row>(args, keys))
+        return launch_work<Row, partial, LatentTmaShape<Row>>(args, attend_latent_tma<Row, partial>, stream, keys);
+    return launch_work<Row, partial, Shape>(args, attend_latent<Row, partial, true>, stream);
+}
+
+template <class Row>
+inline constexpr Block block_of{LatentTmaShape<Row>::threads, LatentTmaShape<Row>::shared_bytes};
+
+}  // namespace catalog::cuda

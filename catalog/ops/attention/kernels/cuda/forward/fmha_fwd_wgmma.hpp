@@ -41,20 +41,44 @@ class FwdProducer {
     __device__ __forceinline__ FwdProducer(const FwdCall& call, std::uint32_t shared) : call(call), shared(shared) {}
 
     __device__ __forceinline__ void run() {
-        if constexpr (KvBlocks<Row>::by_all)
-            if (threadIdx.x >= 32 && !KvBlocks<Row>::has_warp(call, threadIdx.x / 32)) return;
         tma_prefetch_map(&call.q_map);
         tma_prefetch_map(&call.k_map);
         tma_prefetch_map(&call.v_map);
+        if constexpr (!Row::paged_kv)
+            for_each_tile([this](const Work<Row>& work) { load_tile(work); });
+        else if (threadIdx.x < 32)
+            for_each_tile([this](const Work<Row>& work) { load_pages<true>(work); });
+        else
+            for_each_tile([this](const Work<Row>& work) { load_pages<false>(work); });
+    }
+
+   private:
+    template <class Function>
+    __device__ __forceinline__ void for_each_tile(const Function& load) {
         for (int round = 0; round < call.rounds; ++round) {
             const TileIndex tile = tile_of<Row>(call, shared, round);
             if (!tile.exists()) continue;
             const Work<Row> work(call, tile);
-            if (work.has_queries() && work.has_keys()) load_tile(work);
+            if (work.has_queries() && work.has_keys()) load(work);
         }
     }
 
-   private:
+    // One warp loads parts of keys, and Q; the other one parts of values.
+    template <bool keys>
+    __device__ __forceinline__ void load_pages(const Work<Row>& work) {
+        KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
+        for (int block = work.end_block - 1; block >= work.first_block; --block) {
+            const auto place = blocks.find(block);
+            if constexpr (keys) {
+                load_k(blocks, place);
+                if (block == work.end_block - 1) load_q(queries_of(work), work.first_query);
+            } else {
+                load_v(blocks, place);
+            }
+            if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
+        }
+    }
+
     __device__ __forceinline__ void load_tile(const Work<Row>& work) {
         if constexpr (Row::block_mask) load_q(queries_of(work), work.first_query);  // first, as registers are scarce
         KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
@@ -78,7 +102,7 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
-        if (!acts<Row>() || (loaders<Row> > 32 && threadIdx.x > 0)) return;
+        if (!acts<Row>()) return;
         for (int group = 0; group < Shared::groups; ++group) {
             const std::uint32_t full = Shared::q_full(shared, group);
             barrier_wait(Shared::q_empty(shared, group), q_phase ^ 1);
@@ -105,10 +129,12 @@ class FwdProducer {
         v_ring.next();
     }
 
-    // Until nobody reads any more where `bytes` are to be loaded. Loads of other warps may end before these are expected.
+    // Until nobody reads any more where `bytes` are to be loaded.
     static __device__ __forceinline__ void await(std::uint32_t empty, std::uint32_t phase, std::uint32_t full, int bytes) {
-        if (!KvBlocks<Row>::by_all || acts<Row>()) barrier_wait(empty, phase ^ 1);
-        if (loaders<Row> <= 32 || threadIdx.x == 0) barrier_arrive_expect(full, bytes);
+        if (acts<Row>()) {
+            barrier_wait(empty, phase ^ 1);
+            barrier_arrive_expect(full, bytes);
+        }
         if constexpr (KvBlocks<Row>::by_all) __syncwarp();
     }
 

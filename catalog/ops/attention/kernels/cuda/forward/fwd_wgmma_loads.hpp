@@ -43,30 +43,30 @@ class DenseBlocks {
     const RaggedRows keys, values;
 };
 
-// A block consists of parts that lie within a page; each is loaded by a thread of its own. The parts are dealt out to the
-// warps, because a warp starts the loads of its lanes one after the other. Issue slots that these warps take are lost to
-// the warps that compute: so addresses are sums in units of 16 bytes, and warps without a part do nothing.
+// A block consists of parts that lie within a page; each is loaded by a lane of one warp. Issue slots that this warp takes
+// are lost to the warps that compute: so addresses are sums in units of 16 bytes.
 template <class Row>
 class PagedBlocks {
    public:
     static constexpr bool by_all = true;
 
-    // Of the thread's part, which becomes zeros if it has no rows.
+    // Of the lane's part, which becomes zeros if it has no rows.
     struct Place {
         int page, slot, rows;
     };
 
     __device__ __forceinline__ PagedBlocks(const FwdCall& call, const Work<Row>& work, int head)
-        : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head) {}
+        : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head),
+          first(static_cast<int>(threadIdx.x) % 32 * call.pages.part_rows), has_part(first < Row::tile_n0) {}
 
     // The page of the block before is looked up as well, because that block is next.
     __device__ __forceinline__ Place find(int block) {
-        const int first = first_key(block), index = call.pages.divide.quotient(max(first, 0));
-        const int page = block == ahead.block ? ahead.page : look_up(block);
-        ahead = {block - 1, look_up(block - 1)};
-        const bool exists = 0 <= page && page < call.pages.num_pages;
-        return {exists ? page : 0, first - index * static_cast<int>(call.pages.divide.divisor),
-                exists ? min(call.pages.part_rows, seqlen_k - first) : 0};
+        const Found found = block == ahead_block ? ahead : look_up(block);
+        ahead_block = block - 1;
+        ahead = look_up(ahead_block);
+        const bool exists = 0 <= found.page && found.page < call.pages.num_pages;
+        const int left = seqlen_k - (block * Row::tile_n0 + first);
+        return {exists ? found.page : 0, found.slot, exists ? min(call.pages.part_rows, left) : 0};
     }
 
     __device__ __forceinline__ void load_keys(std::uint32_t target, std::uint32_t full, const Place& place) const {
@@ -77,40 +77,31 @@ class PagedBlocks {
         load<Row::hdim_v>(call.v_map, call.pages.of_values, target, full, place);
     }
 
-    // Whether a warp has parts.
-    static __device__ __forceinline__ bool has_warp(const FwdCall& call, int warp) {
-        return warp * call.pages.part_rows < Row::tile_n0;
-    }
-
    private:
-    static __device__ __forceinline__ int part() {
-        return static_cast<int>(threadIdx.x) % 32 * 4 + static_cast<int>(threadIdx.x) / 32;
-    }
-    __device__ __forceinline__ int first_key(int block) const {
-        return block * Row::tile_n0 + part() * call.pages.part_rows;
-    }
-    __device__ __forceinline__ bool has_part() const { return part() * call.pages.part_rows < Row::tile_n0; }
+    struct Found {
+        int page, slot;  // no page: -1
+    };
 
-    __device__ __forceinline__ int look_up(int block) const {
-        const int key = first_key(block);
-        return has_part() && block >= 0 && key < seqlen_k ? pages[call.pages.divide.quotient(key)] : -1;
+    __device__ __forceinline__ Found look_up(int block) const {
+        const int key = max(block * Row::tile_n0 + first, 0), index = call.pages.divide.quotient(key);
+        const int page = has_part && block >= 0 && key < seqlen_k ? pages[index] : -1;
+        return {page, key - index * static_cast<int>(call.pages.divide.divisor)};
     }
 
     template <int hdim>
     __device__ __forceinline__ void load(const CUtensorMap& map, const PageSteps& steps, std::uint32_t target,
                                          std::uint32_t full, const Place& place) const {
-        if (!has_part()) return;
+        if (!has_part) return;
         const RaggedRows rows = rows_in_page(steps, place.page, head, place.slot, place.rows);
-        const int offset = part() * call.pages.part_rows * loaded_row_bytes<Row, hdim>;
-        load_panels<Row, hdim, Row::tile_n0>(map, target + offset, full, rows, 0);
+        load_panels<Row, hdim, Row::tile_n0>(map, target + first * loaded_row_bytes<Row, hdim>, full, rows, 0);
     }
 
     const FwdCall& call;
     const PageTable<Row> pages;
-    const int seqlen_k, head;
-    struct {
-        int block, page;
-    } ahead{-1, -1};
+    const int seqlen_k, head, first;  // the part's first row in a block
+    const bool has_part;
+    int ahead_block = -1;
+    Found ahead{-1, 0};
 };
 
 template <class Row>

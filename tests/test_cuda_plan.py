@@ -286,6 +286,24 @@ def test_pytorchs_tensors_make_pytorchs_outputs_without_a_wait(catalog, fake, to
     assert ran.time_ms > 0
 
 
+@pytest.mark.parametrize("problem", [DENSE, PACKED, SPLIT], ids=["dense", "packed", "splitkv"])
+def test_known_calls_use_the_current_stream_and_share_one_workspace(catalog, fake, torch, problem):
+    plan, inputs = catalog.select(problem, arch="sm_90"), make_inputs(problem, 1)
+    for _ in range(4):
+        plan.enqueue({name: torch.tensor(array) for name, array in make_inputs(problem).items()})
+    assert plan in plan.services.shared.known
+    given = {name: torch.tensor(array) for name, array in inputs.items()}
+    torch.current[0] = 0x77
+    fake.log.clear()
+    outputs = plan.enqueue(given)
+    assert np.array_equal(outputs["o"].numpy(), expected(problem, inputs["v"]))
+    assert fake.names().count("cudaMalloc") == {DENSE: 2, PACKED: 2, SPLIT: 3}[problem]
+    library = ctypes.CDLL(str(plan.services.shared.loaded[plan.kernels[0].id].path))
+    assert ctypes.c_void_p.in_dll(library, "last_stream").value == 0x77
+    elsewhere = {name: torch.tensor(array, index=1) for name, array in inputs.items()}
+    assert {tensor.get_device() for tensor in plan.enqueue(elsewhere).values()} == {1}
+
+
 def test_a_trace_has_queued_calls_on_tensors_of_a_known_layout_too(catalog, torch, tmp_path):
     plan, inputs = catalog.select(DENSE, arch="sm_90"), make_inputs(DENSE)
     given = {name: torch.tensor(array) for name, array in inputs.items()}

@@ -271,6 +271,9 @@ def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Map
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
+    known = plan.known(tensors, differentiated=True)
+    if known is not None:
+        return known
     # Loads of GPU kernels are wider than elements, so they may need copies of tensors that are dense.
     if arch != "host":
         tensors = {name: tensor if _is_aligned(tensor) else _vectors(tensor) for name, tensor in tensors.items()}

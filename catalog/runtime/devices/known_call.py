@@ -1,0 +1,128 @@
+"""Repeated calls: on other PyTorch tensors with the sizes and strides of an earlier call of the same plan.
+
+Layers of a model call attention with the same sizes and strides, over and over. Only addresses are new then.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from catalog.errors import DeviceError
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices.fast_path import Means
+
+_MOST_ALIGNED = 16
+"""Bytes: addresses must be multiples of what divides those of the earlier call, up to this."""
+_ALIGNED_PARTS = 256
+"""Bytes: partial results that share memory begin at multiples of this."""
+_WORD = 8
+"""Bytes of an address."""
+
+
+class KnownCall:
+    """Repeats a call on tensors that differ from the earlier ones only in address; outputs are new each time.
+
+    Args:
+        means: what the device does for it.
+        args: the argument struct of the earlier call, which the kernels accepted.
+        start: starts the kernels on the address of arguments.
+        inputs: the tensors of that call by name, and the offsets of their addresses in the struct.
+        outputs: what makes each result, by name, and the offset of its address.
+        updated: the inputs that are results, too.
+        partials: the offsets of the addresses of partial results, and their bytes.
+    """
+
+    __slots__ = (
+        "_facts_of",
+        "_inputs",
+        "_names",
+        "_outputs",
+        "_parts",
+        "_repeats",
+        "_room",
+        "_start",
+        "_tensor",
+        "_updated",
+        "_words",
+        "misses",
+    )
+
+    def __init__(
+        self,
+        means: Means,
+        args: Any,
+        start: Callable[[int], None],
+        *,
+        inputs: Sequence[tuple[str, Any, int]],
+        outputs: Iterable[tuple[str, Callable[[], Any], int]],
+        updated: Iterable[str],
+        partials: Iterable[tuple[int, int]],
+    ) -> None:
+        self.misses = 0
+        self._tensor, self._repeats, self._start = means.torch.Tensor, means.repeats, start
+        self._facts_of = attrgetter("shape", "dtype", means.where[0], "layout")
+        self._words = array("Q", bytes(args))
+        self._names = [name for name, _, _ in inputs]
+        self._inputs = [
+            (self._facts_of(tensor), tensor.stride(), _alignment(tensor) - 1, offset // _WORD)
+            for _, tensor, offset in inputs
+        ]
+        self._outputs = [(name, make, offset // _WORD) for name, make, offset in outputs]
+        self._updated = tuple(updated)
+        self._parts: list[tuple[int, int]] = []
+        size = 0
+        for offset, bytes_ in partials:
+            self._parts.append((offset // _WORD, size))
+            size += -(-bytes_ // _ALIGNED_PARTS) * _ALIGNED_PARTS
+        self._room = partial(means.scratch, size)
+
+    def __call__(self, given: Mapping[str, Any], differentiated: bool) -> dict[str, Any] | None:
+        """The results; None if a tensor is not like the earlier call's, or as :class:`~.fast_path.FastPath` says.
+
+        Raises:
+            DeviceError: as :class:`~.fast_path.FastPath`.
+        """
+        if list(given) != self._names:
+            return None
+        tensor_type, facts_of, words = self._tensor, self._facts_of, self._words[:]
+        for tensor, (facts, strides, below, place) in zip(given.values(), self._inputs, strict=True):
+            if (
+                type(tensor) is not tensor_type
+                or facts_of(tensor) != facts
+                or tensor.stride() != strides
+                or tensor.is_neg()
+            ):
+                return None
+            address = tensor.data_ptr()
+            if address & below or not address or (tensor.requires_grad and not differentiated):
+                return None
+            words[place] = address
+        made = {}
+        for name, make, place in self._outputs:
+            tensor = made[name] = make()
+            words[place] = tensor.data_ptr()
+        if self._parts:
+            room = self._room()
+            base = room.data_ptr()
+            for place, offset in self._parts:
+                words[place] = base + offset
+        try:
+            self._start(words.buffer_info()[0])
+        except DeviceError:
+            if not self._repeats:
+                raise
+            return None
+        for name in self._updated:
+            made[name] = given[name]
+        return made
+
+
+def _alignment(tensor: Any) -> int:
+    """The largest power of two, up to :data:`_MOST_ALIGNED`, that divides the tensor's address."""
+    address: int = tensor.data_ptr() | _MOST_ALIGNED
+    return address & -address

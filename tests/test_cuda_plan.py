@@ -27,6 +27,7 @@ from catalog.runtime.devices.cuda import driver as cuda_driver
 from catalog.runtime.devices.cuda.runtime import CudaRuntime
 from catalog.runtime.devices.gpu.resources import Memory, Stream
 from catalog.runtime.devices.here import Devices
+from catalog.runtime.devices.known_call import IN_ORDER
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace
@@ -291,7 +292,7 @@ def test_known_calls_use_the_current_stream_and_share_one_workspace(catalog, fak
     plan, inputs = catalog.select(problem, arch="sm_90"), make_inputs(problem, 1)
     for _ in range(4):
         plan.enqueue({name: torch.tensor(array) for name, array in make_inputs(problem).items()})
-    assert plan in plan.services.shared.known
+    assert (plan, IN_ORDER) in plan.services.shared.known
     given = {name: torch.tensor(array) for name, array in inputs.items()}
     torch.current[0] = 0x77
     fake.log.clear()

@@ -17,6 +17,7 @@ from catalog.runtime import bound
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.fast_path import FastPath
 from catalog.runtime.devices.host.arrays import host_array
+from catalog.runtime.devices.known_call import IN_ORDER
 from catalog.runtime.inputs import make_inputs
 
 PROBLEM = Problem(
@@ -208,7 +209,7 @@ def test_known_calls_differ_in_addresses_only(torch, catalog, monkeypatch):
         for tensors in given
     ]
     paths = []
-    monkeypatch.setattr(FastPath, "__call__", lambda *rest: paths.append(1) or checked(*rest))
+    monkeypatch.setattr(FastPath, "__call__", lambda *rest, **more: paths.append(1) or checked(*rest, **more))
     catalog.forget()
     for _ in range(KNOWN):
         plan.enqueue(given[0])
@@ -226,7 +227,7 @@ def test_known_calls_differ_in_addresses_only(torch, catalog, monkeypatch):
     plan.enqueue(given[0])
     assert paths
     catalog.forget()
-    assert plan not in plan.services.shared.known
+    assert (plan, IN_ORDER) not in plan.services.shared.known
 
 
 def test_partial_results_of_known_calls_lie_apart(torch, catalog):
@@ -236,7 +237,7 @@ def test_partial_results_of_known_calls_lie_apart(torch, catalog):
     expected = plan.run(given).outputs
     for _ in range(KNOWN + 1):
         made = plan.enqueue(given)
-    assert plan in plan.services.shared.known
+    assert (plan, IN_ORDER) in plan.services.shared.known
     assert all(torch.equal(tensor, expected[name]) for name, tensor in made.items())
 
 
@@ -247,7 +248,7 @@ def test_what_is_not_certainly_fit_is_checked_as_a_first_call(torch, catalog, fi
     given = {name: torch.from_numpy(array) for name, array in make_inputs(PROBLEM).items()}
     for _ in range(calls):
         expected = plan.enqueue(given)["o"]
-    assert (plan in plan.services.shared.known) >= (calls == KNOWN)
+    assert ((plan, IN_ORDER) in plan.services.shared.known) >= (calls == KNOWN)
     first_calls.clear()
     k = given["k"]
     odd = torch.from_numpy(np.ndarray(k.shape, np.float32, np.zeros(k.nbytes + 1, np.uint8), 1))

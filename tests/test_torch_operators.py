@@ -222,6 +222,39 @@ def test_a_backward_does_not_read_the_lengths_again(monkeypatch):
         torch.autograd.grad(o.sum(), (q, k, v))
 
 
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])
+def test_heads_before_tokens_in_another_order_in_memory_train_in_every_call(dropout):
+    """First calls, later ones whose sizes and strides are known, and calls that somebody watches."""
+    leaves = [normal(2, 6, 3, 16, seed=seed).requires_grad_() for seed in range(3)]
+    q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    weights = normal(2, 3, 6, 16, seed=9)
+    expected = attention64(*(leaf.transpose(1, 2) for leaf in doubles), is_causal=True)
+    wanted = torch.autograd.grad(expected, doubles, weights.double())
+    options = {"is_causal": True, "dropout_p": dropout}
+    for _ in range(6):
+        o = scaled_dot_product_attention(q, k, v, **options)
+        close(o, expected)
+        assert o.transpose(1, 2).is_contiguous()
+        for gradient, right in zip(torch.autograd.grad(o, leaves, weights), wanted, strict=True):
+            close(gradient, right)
+            assert gradient.is_contiguous()
+        with torch.no_grad():
+            close(scaled_dot_product_attention(q, k, v, **options), expected)
+    o = scaled_dot_product_attention(q, k, v, **options)
+    for gradient, right in zip(torch.autograd.grad(o, leaves, weights, create_graph=True), wanted, strict=True):
+        close(gradient, right)
+
+
+def test_known_calls_are_not_looked_for_while_a_trace_records(tmp_path):
+    q = normal(1, 2, 7, 16).requires_grad_()
+    for _ in range(5):
+        scaled_dot_product_attention(q, q, q).sum().backward()
+    with trace(tmp_path / "calls.jsonl"):
+        scaled_dot_product_attention(q, q, q).sum().backward()
+    assert sorted(used.problem.op for used in read_trace(tmp_path / "calls.jsonl").used) == ["bwd", "fwd"]
+
+
 def test_long_keys_of_few_heads_are_divided_among_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("CATALOG_NUM_THREADS", "2")
     settings.cache_clear()

@@ -20,6 +20,7 @@ from catalog.errors import (
 )
 from catalog.ops import operation_of
 from catalog.runtime import tracing
+from catalog.runtime.devices.known_call import IN_ORDER
 from catalog.runtime.splits import agreed_workspace, wanted_splits
 from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.kernel import Kernel
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices import Device
     from catalog.runtime.devices.fast_path import FastPath
-    from catalog.runtime.devices.known_call import KnownCall
+    from catalog.runtime.devices.known_call import KnownCall, Order
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.select import Choice
     from catalog.schema.policy import Policy
@@ -85,7 +86,7 @@ class Shared:
 
     loaded: dict[str, LoadedKernel] = field(default_factory=dict)
     paths: dict[_Place, FastPath] = field(default_factory=dict)
-    known: dict[Plan, KnownCall] = field(default_factory=dict)
+    known: dict[tuple[Plan, Order], KnownCall] = field(default_factory=dict)
 
     def drop(self, kernel_ids: Collection[str]) -> None:
         """Forget these kernels: the next run builds, guards and loads them again."""
@@ -354,11 +355,14 @@ class Plan:
         """How the kernels round, where not all kernels of their arch do so."""
         return reduce(or_, map(operation_of(self.problem).arithmetic, self.kernels))
 
-    def again(self, given: Mapping[str, Any], *, differentiated: bool = False) -> Mapping[str, Any] | None:
+    def again(
+        self, given: Mapping[str, Any], *, differentiated: bool = False, order: Order = IN_ORDER
+    ) -> Mapping[str, Any] | None:
         """As :meth:`enqueue`, where an earlier call was checked whose tensors had these names and types; else None.
 
         None as well for tensors that kernels cannot take as they are: :meth:`enqueue` converts or refuses them. Those
-        that require gradients are taken if they are ``differentiated`` by the caller.
+        that require gradients are taken if they are ``differentiated`` by the caller. After some such calls
+        :meth:`known` takes tensors like these in the ``order``.
 
         Raises:
             DeviceError: as :meth:`enqueue`.
@@ -370,30 +374,41 @@ class Plan:
         if path is None:
             return None
         self._calls += 1
-        keep = self._keep if self._calls >= _CALLS_UNTIL_KNOWN and self not in self.services.shared.known else None
-        return path(self.problem, given, partial(self.workspace, device, path.kernels), differentiated, keep)
+        new = self._calls >= _CALLS_UNTIL_KNOWN and (self, order) not in self.services.shared.known
+        return path(
+            self.problem,
+            given,
+            partial(self.workspace, device, path.kernels),
+            differentiated,
+            order=order,
+            keep=partial(self._keep, order) if new else None,
+        )
 
-    def known(self, given: Mapping[str, Any], *, differentiated: bool = False) -> Mapping[str, Any] | None:
+    def known(
+        self, given: Mapping[str, Any], *, differentiated: bool = False, order: Order = IN_ORDER
+    ) -> Mapping[str, Any] | None:
         """As :meth:`again`, where an earlier call's tensors had these names, types, sizes and strides; else None.
+
+        Tensors and results are in the ``order``.
 
         Raises:
             DeviceError: as :meth:`enqueue`.
         """
-        call = self.services.shared.known.get(self)
+        call = self.services.shared.known.get((self, order))
         if call is None or tracing.active:
             return None
         made = call(given, differentiated)
         if made is None:
             call.misses += 1
             if call.misses >= _MOST_MISSES:
-                self.services.shared.known.pop(self, None)
+                self.services.shared.known.pop((self, order), None)
         return made
 
-    def _keep(self, call: KnownCall) -> None:
+    def _keep(self, order: Order, call: KnownCall) -> None:
         known = self.services.shared.known
         if len(known) >= _MOST_KNOWN:
             known.clear()
-        known[self] = call
+        known[self, order] = call
 
     def _place(self, device: Device[Any], given: Mapping[str, Any]) -> _Place:
         return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)

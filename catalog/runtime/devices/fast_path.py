@@ -16,7 +16,7 @@ from typing import Any
 
 from catalog.errors import DeviceError
 from catalog.runtime.devices.arguments import arguments_of
-from catalog.runtime.devices.known_call import KnownCall
+from catalog.runtime.devices.known_call import IN_ORDER, KnownCall, Order
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results, zeroed_outputs
 from catalog.schema.problem import Problem
@@ -126,6 +126,8 @@ class FastPath:
         given: Mapping[str, Any],
         workspace_of: Callable[[Any], Workspace],
         differentiated: bool = False,
+        *,
+        order: Order = IN_ORDER,
         keep: Callable[[KnownCall], None] | None = None,
     ) -> dict[str, Any] | None:
         """Start the kernels on the tensors; the results, which they write.
@@ -138,7 +140,8 @@ class FastPath:
             given: the tensors, in the order of the names.
             workspace_of: what the stages share, given arguments with the problem's sizes.
             differentiated: whether the caller computes gradients, so that tensors may require them.
-            keep: takes what repeats this call, unless it failed.
+            order: that of the tensors of later calls like this one.
+            keep: takes what repeats this call in that order, unless it failed.
 
         Raises:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
@@ -188,7 +191,7 @@ class FastPath:
                 raise
             return None
         if keep is not None:
-            keep(self._known(args, sizes, given, workspace, kept))
+            keep(self._known(args, sizes, given, workspace, kept, order=order))
         return {**made, **{name: given[name] for name in self._updated}} if self._updated else made
 
     def _known(
@@ -198,6 +201,8 @@ class FastPath:
         given: Mapping[str, Any],
         workspace: Workspace,
         kept: tuple[Any, ...],
+        *,
+        order: Order,
     ) -> KnownCall:
         """What repeats a call with these arguments and sizes."""
         means, kernels = self._means, self.kernels
@@ -211,6 +216,7 @@ class FastPath:
             outputs=[
                 (name, partial(make, *shape_of(sizes)), offset) for name, shape_of, make, _, _, offset in self._outputs
             ],
+            order=order,
             updated=self._updated,
             partials=[(self._offsets[slot], part.bytes) for slot, part in workspace.partials.items()],
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,39 @@ _WORD = 8
 """Bytes of an address."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Order:
+    """Another order of axes, in which a caller has some tensors and wants some results.
+
+    ``axes`` has their own axes in that order, by name. Axes trade places in pairs, so that the same order leads back.
+    """
+
+    axes: Mapping[str, tuple[int, ...]]
+
+    def applied(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Views of the tensors in the other order."""
+        return {name: self.view(name, tensor) for name, tensor in tensors.items()}
+
+    def view(self, name: str, tensor: Any) -> Any:
+        """The tensor ``name`` in the other order."""
+        axes = self.axes.get(name)
+        return tensor if axes is None else tensor.permute(axes)
+
+    def maker(self, name: str, make: partial[Any], torch: Any) -> Callable[[], Any]:
+        """What makes the tensor ``name`` in the other order, with the memory that ``make`` gives it."""
+        axes = self.axes.get(name)
+        if axes is None:
+            return make
+        if make.func is not torch.empty:
+            return lambda: make().permute(axes)
+        like = make().permute(axes)
+        return partial(torch.empty_strided, tuple(like.shape), like.stride(), **make.keywords)
+
+
+IN_ORDER = Order({})
+"""The order of a problem's own tensors."""
+
+
 class KnownCall:
     """Repeats a call on tensors that differ from the earlier ones only in address; outputs are new each time.
 
@@ -33,6 +67,7 @@ class KnownCall:
         start: starts the kernels on the address of arguments.
         inputs: the tensors of that call by name, and the offsets of their addresses in the struct.
         outputs: what makes each result, by name, and the offset of its address.
+        order: that of the tensors of later calls, and of their results.
         updated: the inputs that are results, too.
         partials: the offsets of the addresses of partial results, and their bytes.
     """
@@ -59,7 +94,8 @@ class KnownCall:
         start: Callable[[int], None],
         *,
         inputs: Sequence[tuple[str, Any, int]],
-        outputs: Iterable[tuple[str, Callable[[], Any], int]],
+        outputs: Iterable[tuple[str, partial[Any], int]],
+        order: Order,
         updated: Iterable[str],
         partials: Iterable[tuple[int, int]],
     ) -> None:
@@ -68,11 +104,14 @@ class KnownCall:
         self._facts_of = attrgetter("shape", "dtype", means.where[0], "layout")
         self._words = array("Q", bytes(args))
         self._names = [name for name, _, _ in inputs]
+        views = [(order.view(name, tensor), offset) for name, tensor, offset in inputs]
         self._inputs = [
             (self._facts_of(tensor), tensor.stride(), _alignment(tensor) - 1, offset // _WORD)
-            for _, tensor, offset in inputs
+            for tensor, offset in views
         ]
-        self._outputs = [(name, make, offset // _WORD) for name, make, offset in outputs]
+        self._outputs = [
+            (name, order.maker(name, make, means.torch), offset // _WORD) for name, make, offset in outputs
+        ]
         self._updated = tuple(updated)
         self._parts: list[tuple[int, int]] = []
         size = 0

@@ -96,6 +96,7 @@ def test_modes_and_profiles_see_the_operators():
         "_len_torch_dispatch_stack",
         "_len_torch_function_stack",
         "_autograd._profiler_enabled",
+        "_functorch.is_functorch_wrapped_tensor",
         "_functorch.peek_interpreter_stack",
     ],
 )
@@ -244,6 +245,18 @@ def test_heads_before_tokens_in_another_order_in_memory_train_in_every_call(drop
     o = scaled_dot_product_attention(q, k, v, **options)
     for gradient, right in zip(torch.autograd.grad(o, leaves, weights, create_graph=True), wanted, strict=True):
         close(gradient, right)
+
+
+def test_tensors_left_over_from_a_transform_are_taken_for_what_they_are():
+    q = normal(1, 2, 5, 8)
+    leaf, left = q.clone().requires_grad_(), []
+    torch.func.grad(lambda x: (left.append(x), x.sum())[1])(q)
+    expected = scaled_dot_product_attention(q, q, q)
+    for _ in range(6):
+        close(scaled_dot_product_attention(left[0], q, q), expected)
+        o = scaled_dot_product_attention(left[0], leaf, q)
+        close(o, expected)
+        assert torch.autograd.grad(o.sum(), leaf)[0].isfinite().all()
 
 
 def test_known_calls_are_not_looked_for_while_a_trace_records(tmp_path):

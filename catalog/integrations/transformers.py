@@ -99,8 +99,10 @@ def attend_strictly(
     queries, keys = query.shape[2], key.shape[2]
     word: MaskWord
     bias = None
-    if attention_mask is None and position_bias is None and (queries == 1 or not causal):
-        word, left = "no", -1  # without a view, which takes longer: most calls of a model that decodes are such
+    if attention_mask is None and position_bias is None:  # most calls: what the view below shows, without making it
+        word, left = ("bottom_right" if causal and queries > 1 else "no"), -1
+        if causal and keys > queries > 1:
+            key, value = key[:, :, :queries], value[:, :, :queries]
     else:
         view = _view_of(attention_mask, causal, queries, keys)
         if position_bias is not None:

@@ -97,7 +97,7 @@ def forward(
     if not watchers.unwatched(tensors):
         result = torch.ops.catalog.fwd.default(*tensors, *options)
     elif watchers.has_gradient(tensors):
-        result = _Attention.apply(_Direct(options, IN_ORDER), *tensors)  # type: ignore[no-untyped-call]
+        result = _apply(_Direct(options, IN_ORDER), *tensors)
     else:
         result = _computed(*tensors, options=options)[:2]
     return result
@@ -120,7 +120,7 @@ def forward_heads_first(
     tensors = (q, k, v, None, None, None, None, None, None)
     result: tuple[torch.Tensor, torch.Tensor]
     if watchers.has_gradient(tensors):
-        result = _Attention.apply(_Direct(options, HEADS_FIRST), *tensors)  # type: ignore[no-untyped-call]
+        result = _apply(_Direct(options, HEADS_FIRST), *tensors)
     else:
         result = _computed(*tensors, options=options, order=HEADS_FIRST)[:2]
     return result
@@ -385,7 +385,7 @@ class _Attention(torch.autograd.Function):
         tensors = (grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, *starts, rng_state)
         if (
             not torch.is_grad_enabled()
-            and watchers.unwatched(tensors)
+            and watchers.unwatched(tensors if ctx.problem is None else tensors[:2])  # a direct forward saw the others
             and watchers.alike(grad_o, o)
             and (grad_lse is None or watchers.alike(grad_lse, lse))
         ):
@@ -405,6 +405,9 @@ class _Attention(torch.autograd.Function):
             gradients = (*(ctx.order.view("q", gradient) for gradient in of_views), of_bias)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest
 
+
+_apply: Any = super(torch.autograd.Function, _Attention).apply
+"""Applies the function to what is unwatched: without the search of all arguments for tensors of transforms."""
 
 for _name, _kernel, _fake, _function in (
     ("fwd", _run_fwd, _fake_fwd, _Attention),

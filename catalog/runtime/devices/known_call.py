@@ -138,7 +138,7 @@ class KnownCall:
             ):
                 return None
             address = tensor.data_ptr()
-            if address & below or not address or (tensor.requires_grad and not differentiated):
+            if address & below or not address or (not differentiated and tensor.requires_grad):
                 return None
             words[place] = address
         made = {}

@@ -25,7 +25,7 @@ PROBLEM = Problem(
 )
 
 
-KNOWN = 4
+KNOWN = 6
 """Calls of a plan after which it knows their sizes and strides."""
 
 

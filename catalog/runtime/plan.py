@@ -66,7 +66,7 @@ class Result:
 _MOST_PATHS = 4096
 """Maximum number of cached fast paths; when it is exceeded, all are dropped."""
 
-_CALLS_UNTIL_KNOWN = 3
+_CALLS_UNTIL_KNOWN = 5
 """Fast calls of a plan, of which the last is kept as a known one: plans of lengths that vary are called less often."""
 _MOST_KNOWN = 1024
 """Maximum number of known calls; when it is exceeded, all are dropped."""
@@ -374,15 +374,11 @@ class Plan:
         if path is None:
             return None
         self._calls += 1
-        new = self._calls >= _CALLS_UNTIL_KNOWN and (self, order) not in self.services.shared.known
-        return path(
-            self.problem,
-            given,
-            partial(self.workspace, device, path.kernels),
-            differentiated,
-            order=order,
-            keep=partial(self._keep, order) if new else None,
-        )
+        workspace_of = partial(self.workspace, device, path.kernels)
+        if self._calls < _CALLS_UNTIL_KNOWN or (self, order) in self.services.shared.known:
+            return path(self.problem, given, workspace_of, differentiated)
+        keep = partial(self._keep, order)
+        return path(self.problem, given, workspace_of, differentiated, order=order, keep=keep)
 
     def known(
         self, given: Mapping[str, Any], *, differentiated: bool = False, order: Order = IN_ORDER
@@ -394,7 +390,7 @@ class Plan:
         Raises:
             DeviceError: as :meth:`enqueue`.
         """
-        call = self.services.shared.known.get((self, order))
+        call = self.services.shared.known.get((self, order)) if self._calls >= _CALLS_UNTIL_KNOWN else None
         if call is None or tracing.active:
             return None
         made = call(given, differentiated)

@@ -166,7 +166,8 @@ def _computed(
         layout: Layout = "bhsd" if order is HEADS_FIRST else options.layout
         op = "splitkv" if _splits_keys(q, k, layout) else "fwd"
         problem = plain_problem(op, options, q.dtype, order, q.shape, k.shape, v.shape)
-        results = answer(problem, arch_of(q.device), {"q": q, "k": k, "v": v}, order)
+        arch = "host" if q.is_cpu else arch_of(q.device)
+        results = answer(problem, arch, {"q": q, "k": k, "v": v}, order)
         return results["o"], results["lse"], problem
     lengths_q = _lengths(cu_seqlens_q)
     case = Case(

@@ -179,14 +179,14 @@ def gradient_of(problem: Problem, dbias: bool, dlse: bool, deterministic: bool) 
     Raises:
         ProblemError: as :func:`problem_of`.
     """
-    sizes: dict[str, Any] = {"seqlens_q": problem.seqlens_q, "seqlens_k": problem.seqlens_k}
-    if problem.seqlens_q is None:
-        sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
     about = (problem.form, dbias, dlse, deterministic)
     form = _forms.get(about)
     if form is not None:
-        resized: Problem = form.resized(sizes)
-        return resized
+        gradient: Problem = form.like(problem)
+        return gradient
+    sizes: dict[str, Any] = {"seqlens_q": problem.seqlens_q, "seqlens_k": problem.seqlens_k}
+    if problem.seqlens_q is None:
+        sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
     alike = problem.model_dump(exclude={"op", "lse", "num_splits", *problem.sizes})
     features = {"dbias": dbias, "dlse": dlse, "deterministic": deterministic}
     return _remembered(about, Problem(op="bwd", **{**alike, **features}, **sizes))

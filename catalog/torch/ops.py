@@ -164,9 +164,15 @@ def _computed(
     dense = cu_seqlens_q is None and cu_seqlens_k is None and not paged
     if plain and dense:  # most calls
         layout: Layout = "bhsd" if order is HEADS_FIRST else options.layout
-        op = "splitkv" if _splits_keys(q, k, layout) else "fwd"
+        if q.is_cpu:
+            arch = "host"
+            long = k.dim() == 4 and max(k.shape[1], k.shape[2]) >= LONG  # what follows takes a microsecond
+            splits = long and _splits_keys(q.device, q.shape, k.shape, layout)
+        else:
+            arch = arch_of(q.device)
+            splits = _splits_keys_on_gpu(q.device, q.shape, k.shape, layout)
+        op = "splitkv" if splits else "fwd"
         problem = plain_problem(op, options, q.dtype, order, q.shape, k.shape, v.shape)
-        arch = "host" if q.is_cpu else arch_of(q.device)
         results = answer(problem, arch, {"q": q, "k": k, "v": v}, order)
         return results["o"], results["lse"], problem
     lengths_q = _lengths(cu_seqlens_q)
@@ -193,20 +199,15 @@ def _computed(
     return results["o"], results["lse"], problem
 
 
-def _splits_keys(q: torch.Tensor, k: torch.Tensor, layout: Layout) -> bool:
+def _splits_keys(device: torch.device, q: Shape, k: Shape, layout: Layout) -> bool:
     """Whether a forward of sequences that are not packed should split the keys."""
-    if not q.is_cpu:
-        return _splits_keys_on_gpu(q.device, q.shape, k.shape, layout)
-    # First: what follows takes a microsecond.
-    return k.dim() == 4 and max(k.shape[1], k.shape[2]) >= LONG and _are_split(q.device, q.shape, k.shape, layout)
-
-
-def _are_split(device: torch.device, q: Shape, k: Shape, layout: Layout) -> bool:
+    if layout == "packed":
+        return False
     of_q, of_k = sizes_of(q, layout), sizes_of(k, layout)
     return splits_keys(device, of_q.batch, of_q.tokens * of_q.heads, of_k.heads, of_k.tokens)
 
 
-_splits_keys_on_gpu = lru_cache(maxsize=16_384)(_are_split)
+_splits_keys_on_gpu = lru_cache(maxsize=16_384)(_splits_keys)
 """On a CPU the number of threads decides, too, which is a setting."""
 
 

@@ -245,6 +245,10 @@ def test_heads_before_tokens_in_another_order_in_memory_train_in_every_call(drop
     o = scaled_dot_product_attention(q, k, v, **options)
     for gradient, right in zip(torch.autograd.grad(o, leaves, weights, create_graph=True), wanted, strict=True):
         close(gradient, right)
+    o, batch = scaled_dot_product_attention(q, k, v, **options), torch.stack([weights, torch.zeros_like(weights)])
+    for pair, right in zip(torch.autograd.grad(o, leaves, batch, is_grads_batched=True), wanted, strict=True):
+        close(pair[0], right)
+        assert not pair[1].any()
 
 
 def test_tensors_left_over_from_a_transform_are_taken_for_what_they_are():

@@ -27,6 +27,7 @@ from catalog.runtime.devices.cuda import driver as cuda_driver
 from catalog.runtime.devices.cuda.runtime import CudaRuntime
 from catalog.runtime.devices.gpu.resources import Memory, Stream
 from catalog.runtime.devices.here import Devices
+from catalog.runtime.devices.known_call import IN_ORDER
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace
@@ -284,6 +285,24 @@ def test_pytorchs_tensors_make_pytorchs_outputs_without_a_wait(catalog, fake, to
     ran = plan.run(given)
     assert np.array_equal(ran.outputs["o"].numpy(), expected(problem, inputs["v"]))
     assert ran.time_ms > 0
+
+
+@pytest.mark.parametrize("problem", [DENSE, PACKED, SPLIT], ids=["dense", "packed", "splitkv"])
+def test_known_calls_use_the_current_stream_and_share_one_workspace(catalog, fake, torch, problem):
+    plan, inputs = catalog.select(problem, arch="sm_90"), make_inputs(problem, 1)
+    for _ in range(6):
+        plan.enqueue({name: torch.tensor(array) for name, array in make_inputs(problem).items()})
+    assert (plan, IN_ORDER) in plan.services.shared.known
+    given = {name: torch.tensor(array) for name, array in inputs.items()}
+    torch.current[0] = 0x77
+    fake.log.clear()
+    outputs = plan.enqueue(given)
+    assert np.array_equal(outputs["o"].numpy(), expected(problem, inputs["v"]))
+    assert fake.names().count("cudaMalloc") == {DENSE: 2, PACKED: 2, SPLIT: 3}[problem]
+    library = ctypes.CDLL(str(plan.services.shared.loaded[plan.kernels[0].id].path))
+    assert ctypes.c_void_p.in_dll(library, "last_stream").value == 0x77
+    elsewhere = {name: torch.tensor(array, index=1) for name, array in inputs.items()}
+    assert {tensor.get_device() for tensor in plan.enqueue(elsewhere).values()} == {1}
 
 
 def test_a_trace_has_queued_calls_on_tensors_of_a_known_layout_too(catalog, torch, tmp_path):

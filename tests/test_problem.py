@@ -17,6 +17,7 @@ from catalog.ops.attention.traits import Mask, Mode
 from catalog.schema import problem_form
 
 DENSE = {"batch": 2, "nhead_q": 8, "seqlen_q": 64, "hdim_q": 32}
+LONG = {"seqlens_q": [2**26], "nhead_q": 1, "hdim_q": 8}
 PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}
 VECTORS = PACKED | {"op": "batch_prefill", "page_size": 16, "kv_memory_layout": "vectorized"}
 PAGED = PACKED | {"op": "pagedkv", "page_size": 4}
@@ -260,6 +261,19 @@ def test_other_sizes_are_taken_as_the_constructor_takes_them(fields, sizes):
     problem = Problem(**fields)
     others = {name: value for name, value in problem.model_dump().items() if name not in problem.sizes}
     assert outcome(lambda: problem.resized(**sizes)) == outcome(lambda: Problem(**{**others, **sizes}))
+
+
+@pytest.mark.parametrize("of_other", [DENSE, PACKED, DENSE | BLOCKS, PAGED | {"seqlen_k": 9}, LONG])
+@pytest.mark.parametrize("fields", FORMS)
+def test_sizes_of_another_problem_are_taken_as_the_constructor_takes_them(fields, of_other):
+    problem, other = Problem(**fields), Problem(**of_other)
+    others = {name: value for name, value in problem.model_dump().items() if name not in problem.sizes}
+    sizes = {name: getattr(other, name) for name in problem.sizes}
+    assert outcome(lambda: problem.form.like(other)) == outcome(lambda: Problem(**{**others, **sizes}))
+    if (problem.seqlens_q is None) == (other.seqlens_q is None) and problem.form.borrowed_sizes(other):
+        like, made = problem.form.like(other), Problem(**{**others, **sizes})
+        assert (like.extents, like.lists.arrays, like.shapes) == (made.extents, made.lists.arrays, made.shapes)
+        assert like.lists is other.lists
 
 
 @pytest.mark.parametrize("fields", FORMS)

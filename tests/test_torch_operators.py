@@ -96,6 +96,7 @@ def test_modes_and_profiles_see_the_operators():
         "_len_torch_dispatch_stack",
         "_len_torch_function_stack",
         "_autograd._profiler_enabled",
+        "_functorch.is_functorch_wrapped_tensor",
         "_functorch.peek_interpreter_stack",
     ],
 )
@@ -220,6 +221,55 @@ def test_a_backward_does_not_read_the_lengths_again(monkeypatch):
     starts[1] = 5
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(o.sum(), (q, k, v))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])
+def test_heads_before_tokens_in_another_order_in_memory_train_in_every_call(dropout):
+    """First calls, later ones whose sizes and strides are known, and calls that somebody watches."""
+    leaves = [normal(2, 6, 3, 16, seed=seed).requires_grad_() for seed in range(3)]
+    q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    weights = normal(2, 3, 6, 16, seed=9)
+    expected = attention64(*(leaf.transpose(1, 2) for leaf in doubles), is_causal=True)
+    wanted = torch.autograd.grad(expected, doubles, weights.double())
+    options = {"is_causal": True, "dropout_p": dropout}
+    for _ in range(6):
+        o = scaled_dot_product_attention(q, k, v, **options)
+        close(o, expected)
+        assert o.transpose(1, 2).is_contiguous()
+        for gradient, right in zip(torch.autograd.grad(o, leaves, weights), wanted, strict=True):
+            close(gradient, right)
+            assert gradient.is_contiguous()
+        with torch.no_grad():
+            close(scaled_dot_product_attention(q, k, v, **options), expected)
+    o = scaled_dot_product_attention(q, k, v, **options)
+    for gradient, right in zip(torch.autograd.grad(o, leaves, weights, create_graph=True), wanted, strict=True):
+        close(gradient, right)
+    o, batch = scaled_dot_product_attention(q, k, v, **options), torch.stack([weights, torch.zeros_like(weights)])
+    for pair, right in zip(torch.autograd.grad(o, leaves, batch, is_grads_batched=True), wanted, strict=True):
+        close(pair[0], right)
+        assert not pair[1].any()
+
+
+def test_tensors_left_over_from_a_transform_are_taken_for_what_they_are():
+    q = normal(1, 2, 5, 8)
+    leaf, left = q.clone().requires_grad_(), []
+    torch.func.grad(lambda x: (left.append(x), x.sum())[1])(q)
+    expected = scaled_dot_product_attention(q, q, q)
+    for _ in range(6):
+        close(scaled_dot_product_attention(left[0], q, q), expected)
+        o = scaled_dot_product_attention(left[0], leaf, q)
+        close(o, expected)
+        assert torch.autograd.grad(o.sum(), leaf)[0].isfinite().all()
+
+
+def test_known_calls_are_not_looked_for_while_a_trace_records(tmp_path):
+    q = normal(1, 2, 7, 16).requires_grad_()
+    for _ in range(5):
+        scaled_dot_product_attention(q, q, q).sum().backward()
+    with trace(tmp_path / "calls.jsonl"):
+        scaled_dot_product_attention(q, q, q).sum().backward()
+    assert sorted(used.problem.op for used in read_trace(tmp_path / "calls.jsonl").used) == ["bwd", "fwd"]
 
 
 def test_long_keys_of_few_heads_are_divided_among_threads(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from catalog.integrations.paged import Step
 from catalog.ops.attention.fields import MaskWord
 from catalog.torch.calls import Layout, Options
 from catalog.torch.inputs import autocast_all, rng_state
-from catalog.torch.ops import forward
+from catalog.torch.ops import forward, forward_heads_first
 from catalog.torch.sdpa import bias_of
 from catalog.torch.support import counts, refusal, traits_of
 
@@ -99,8 +99,10 @@ def attend_strictly(
     queries, keys = query.shape[2], key.shape[2]
     word: MaskWord
     bias = None
-    if attention_mask is None and position_bias is None and (queries == 1 or not causal):
-        word, left = "no", -1  # without a view, which takes longer: most calls of a model that decodes are such
+    if attention_mask is None and position_bias is None:  # most calls: what the view below shows, without making it
+        word, left = ("bottom_right" if causal and queries > 1 else "no"), -1
+        if causal and keys > queries > 1:
+            key, value = key[:, :, :queries], value[:, :, :queries]
     else:
         view = _view_of(attention_mask, causal, queries, keys)
         if position_bias is not None:
@@ -121,14 +123,13 @@ def attend_strictly(
                 key, value = key[:, :, : view.keys], value[:, :, : view.keys]
     # One query has the same layout either way: then only O is transposed.
     layout: Layout = "bhsd" if queries == 1 else "bshd"
-    if layout == "bshd":
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options = Options(layout, word, left, 0, scaling, softcap or 0.0, dropout, False)
+    _check_support(options, query, key, value, bias, heads=1)
     state = rng_state(dropout, query.device) if dropout else None
-    o, lse = forward(
-        query, key, value, bias, None, None, None, None, state, _supported(options, query, key, value, bias)
-    )
-    if layout == "bhsd":
+    if layout == "bshd":
+        o, lse = forward_heads_first(query, key, value, bias, state, options)
+    else:
+        o, lse = forward(query, key, value, bias, None, None, None, None, state, options)
         o = o.transpose(1, 2)
     if s_aux is not None:
         o = _with_sinks(o, lse.transpose(1, 2), s_aux)
@@ -290,7 +291,7 @@ def _packed(
     packed = view.packed(queries, key.shape[1], query.device)
     q = query.reshape(batch * queries, heads, -1)[packed.queries]
     k, v = (tensor.reshape(batch * key.shape[1], key.shape[2], -1)[packed.keys] for tensor in (key, value))
-    options = _supported(options, q, k, v, None)
+    _check_support(options, q, k, v, None, heads=1)
     state = rng_state(options.dropout, q.device)
     o, lse = forward(q, k, v, None, None, packed.starts_q, packed.starts_k, None, state, options)
     if s_aux is not None:
@@ -304,15 +305,14 @@ def _with_sinks(o: torch.Tensor, lse: torch.Tensor, s_aux: torch.Tensor) -> torc
     return (o * torch.sigmoid(lse - s_aux.float()).unsqueeze(-1)).to(o.dtype)
 
 
-def _supported(
-    options: Options, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
-) -> Options:
-    """The options, if kernels support the call and its gradients.
+def _check_support(
+    options: Options, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, heads: int
+) -> None:
+    """Check that kernels support a call and its gradients; ``heads`` is the axis of the heads.
 
     Raises:
         SelectionError: they do not. A backward would meet it too late for another attention to take over.
     """
-    reason = refusal(traits_of(q, k, v, bias, options))
+    reason = refusal(traits_of(q, k, v, bias, options, heads))
     if reason is not None:
         raise SelectionError(reason)
-    return options

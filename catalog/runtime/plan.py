@@ -20,6 +20,7 @@ from catalog.errors import (
 )
 from catalog.ops import operation_of
 from catalog.runtime import tracing
+from catalog.runtime.devices.known_call import IN_ORDER
 from catalog.runtime.splits import agreed_workspace, wanted_splits
 from catalog.schema.arithmetic import FLOAT32, Arithmetic
 from catalog.schema.kernel import Kernel
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices import Device
     from catalog.runtime.devices.fast_path import FastPath
+    from catalog.runtime.devices.known_call import KnownCall, Order
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.select import Choice
     from catalog.schema.policy import Policy
@@ -64,19 +66,27 @@ class Result:
 _MOST_PATHS = 4096
 """Maximum number of cached fast paths; when it is exceeded, all are dropped."""
 
+_CALLS_UNTIL_KNOWN = 5
+"""Fast calls of a plan, of which the last is kept as a known one: plans of lengths that vary are called less often."""
+_MOST_KNOWN = 1024
+"""Maximum number of known calls; when it is exceeded, all are dropped."""
+_MOST_MISSES = 64
+"""Calls unlike the known one after which another one is kept instead."""
+
 _Place = tuple["Form", tuple[str, ...], "Device[Any]", tuple[str, ...]]
 """The key of a fast path: the form of problems, the ids of kernels, the device, and the names of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the plans of one catalog and arch share: the loaded kernels by id, and the fast paths of their calls.
+    """What the plans of one catalog and arch share: loaded kernels by id, fast paths of calls, and plans' known calls.
 
     A loaded kernel is not built, checked or guarded again.
     """
 
     loaded: dict[str, LoadedKernel] = field(default_factory=dict)
     paths: dict[_Place, FastPath] = field(default_factory=dict)
+    known: dict[tuple[Plan, Order], KnownCall] = field(default_factory=dict)
 
     def drop(self, kernel_ids: Collection[str]) -> None:
         """Forget these kernels: the next run builds, guards and loads them again."""
@@ -85,11 +95,13 @@ class Shared:
         for place in list(self.paths):  # a copy: other threads may add paths meanwhile
             if not set(place[1]).isdisjoint(kernel_ids):
                 self.paths.pop(place, None)
+        self.known.clear()
 
     def clear(self) -> None:
         """Forget all kernels."""
         self.loaded.clear()
         self.paths.clear()
+        self.known.clear()
 
 
 class Services(Protocol):
@@ -148,7 +160,7 @@ class Plan:
             plan never calls it.
     """
 
-    __slots__ = ("__weakref__", "_agreed", "_loaded", "arch", "instead", "kernels", "problem", "services")
+    __slots__ = ("__weakref__", "_agreed", "_calls", "_loaded", "arch", "instead", "kernels", "problem", "services")
 
     def __init__(
         self,
@@ -165,6 +177,7 @@ class Plan:
         self.services = services
         self._agreed: tuple[int, Workspace] | None = None  # a number of threads, and the workspace for it
         self._loaded: tuple[LoadedKernel, ...] = ()
+        self._calls = 0
 
     def __repr__(self) -> str:
         return f"Plan({self.arch}: {' -> '.join(kernel.name for kernel in self.kernels)})"
@@ -315,9 +328,12 @@ class Plan:
             DeviceError, BuildError, ToolchainError: as :meth:`bind`.
         """
         given = {**(inputs or {}), **tensors} if tensors or inputs is None else inputs
-        made = self.again(given) if outputs is None else None
-        if made is not None:
-            return made
+        if outputs is None:
+            made = self.known(given)
+            if made is None:
+                made = self.again(given)
+            if made is not None:
+                return made
         from catalog.runtime.bound import enqueue, take
 
         device = self.services.device(self.arch).beside(given)
@@ -339,11 +355,14 @@ class Plan:
         """How the kernels round, where not all kernels of their arch do so."""
         return reduce(or_, map(operation_of(self.problem).arithmetic, self.kernels))
 
-    def again(self, given: Mapping[str, Any], *, differentiated: bool = False) -> Mapping[str, Any] | None:
+    def again(
+        self, given: Mapping[str, Any], *, differentiated: bool = False, order: Order = IN_ORDER
+    ) -> Mapping[str, Any] | None:
         """As :meth:`enqueue`, where an earlier call was checked whose tensors had these names and types; else None.
 
         None as well for tensors that kernels cannot take as they are: :meth:`enqueue` converts or refuses them. Those
-        that require gradients are taken if they are ``differentiated`` by the caller.
+        that require gradients are taken if they are ``differentiated`` by the caller. After some such calls
+        :meth:`known` takes tensors like these in the ``order``.
 
         Raises:
             DeviceError: as :meth:`enqueue`.
@@ -354,7 +373,38 @@ class Plan:
         path = self.services.shared.paths.get(self._place(device, given))
         if path is None:
             return None
-        return path(self.problem, given, partial(self.workspace, device, path.kernels), differentiated)
+        self._calls += 1
+        workspace_of = partial(self.workspace, device, path.kernels)
+        if self._calls < _CALLS_UNTIL_KNOWN or (self, order) in self.services.shared.known:
+            return path(self.problem, given, workspace_of, differentiated)
+        keep = partial(self._keep, order)
+        return path(self.problem, given, workspace_of, differentiated, order=order, keep=keep)
+
+    def known(
+        self, given: Mapping[str, Any], *, differentiated: bool = False, order: Order = IN_ORDER
+    ) -> Mapping[str, Any] | None:
+        """As :meth:`again`, where an earlier call's tensors had these names, types, sizes and strides; else None.
+
+        Tensors and results are in the ``order``.
+
+        Raises:
+            DeviceError: as :meth:`enqueue`.
+        """
+        call = self.services.shared.known.get((self, order)) if self._calls >= _CALLS_UNTIL_KNOWN else None
+        if call is None or tracing.active:
+            return None
+        made = call(given, differentiated)
+        if made is None:
+            call.misses += 1
+            if call.misses >= _MOST_MISSES:
+                self.services.shared.known.pop((self, order), None)
+        return made
+
+    def _keep(self, order: Order, call: KnownCall) -> None:
+        known = self.services.shared.known
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        known[self, order] = call
 
     def _place(self, device: Device[Any], given: Mapping[str, Any]) -> _Place:
         return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)

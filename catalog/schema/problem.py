@@ -163,6 +163,10 @@ class Problem(BaseModel):
         """
         return lambda sizes: None
 
+    def borrowing(self) -> Callable[[Problem], Mapping[str, Any] | None]:
+        """What returns all sizes of another problem, as :meth:`sizing`, if they are certainly valid in this form."""
+        return lambda other: None
+
     def without_caches(self) -> Self:
         """The same problem without its cached values."""
         fields = type(self).model_fields
@@ -180,10 +184,11 @@ class Problem(BaseModel):
     def __hash__(self) -> int:
         return hash(self.identity)
 
-    @derived
+    @property
     def form(self) -> Form:
         """What this problem shares with problems that differ only in their sizes."""
-        return form_of(self)
+        form: Form = self.identity[0]
+        return form
 
     def form_facts(self) -> dict[str, Any]:
         """What the :attr:`sizes` of all problems of the form have in common, as JSON values."""
@@ -192,7 +197,7 @@ class Problem(BaseModel):
     @derived
     def identity(self) -> tuple[Any, ...]:
         """The form and the sizes: equal exactly when the keys are, and faster to compute."""
-        form = self.form
+        form = form_of(self)
         return form, *form.sizes_of(self.__dict__)
 
     @derived

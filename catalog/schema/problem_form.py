@@ -33,7 +33,7 @@ class Form:
     def __init__(self, text: str, blank: Any) -> None:
         self.text = text
         self.blank = blank
-        self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
+        self.fields: Mapping[str, Any] = dict(blank.__dict__)
         self._class: type[Problem] = type(blank)
         self.names = set(self._class.model_fields)
         self.divided: bool = blank.divided
@@ -48,12 +48,29 @@ class Form:
         sizing: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = self.blank.sizing()
         return sizing
 
+    @cached_property
+    def borrowed_sizes(self) -> Callable[[Problem], Mapping[str, Any] | None]:
+        """As :meth:`Problem.borrowing`."""
+        borrowing: Callable[[Problem], Mapping[str, Any] | None] = self.blank.borrowing()
+        return borrowing
+
     def resized(self, sizes: Mapping[str, Any]) -> Any:
         """As :meth:`Problem.resized`."""
         certain = self.certain_sizes(sizes)
+        return self._constructed(sizes) if certain is None else self._of(certain)
+
+    def like(self, other: Problem) -> Any:
+        """The problem of this form with the sizes of another, from which it takes over what follows from them."""
+        certain = self.borrowed_sizes(other)
         if certain is None:
-            others = {name: value for name, value in self.blank.model_dump().items() if name not in self._class.sizes}
-            return self._class(**{**others, **sizes})
+            return self._constructed({name: getattr(other, name) for name in self._class.sizes})
+        return self._of(certain)
+
+    def _constructed(self, sizes: Mapping[str, Any]) -> Any:
+        others = {name: value for name, value in self.blank.model_dump().items() if name not in self._class.sizes}
+        return self._class(**{**others, **sizes})
+
+    def _of(self, certain: Mapping[str, Any]) -> Any:
         fields = {**self.fields, **certain}
         fields["identity"] = self, *self.sizes_of(fields)
         # As pydantic's model_construct, without validation: the form's fields and these sizes are known to be valid.

@@ -15,6 +15,7 @@ from catalog.ops.attention.fields import MaskWord
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Dtype
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.known_call import IN_ORDER, Order
 from catalog.schema.problem_form import Form
 from catalog.settings import settings
 from catalog.threads import default_threads
@@ -135,6 +136,9 @@ class Case(NamedTuple):
     pages: int
 
 
+HEADS_FIRST = Order(dict.fromkeys(("q", "k", "v", "dq", "dk", "dv"), (0, 2, 1, 3)))
+"""Q, K, V and their gradients as (batch, heads, tokens, head dim) where the layout has tokens before heads, as O."""
+
 _SIZED = Case._fields.index("q")
 """The first field of a case that says something about sizes."""
 
@@ -175,14 +179,14 @@ def gradient_of(problem: Problem, dbias: bool, dlse: bool, deterministic: bool) 
     Raises:
         ProblemError: as :func:`problem_of`.
     """
-    sizes: dict[str, Any] = {"seqlens_q": problem.seqlens_q, "seqlens_k": problem.seqlens_k}
-    if problem.seqlens_q is None:
-        sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
     about = (problem.form, dbias, dlse, deterministic)
     form = _forms.get(about)
     if form is not None:
-        resized: Problem = form.resized(sizes)
-        return resized
+        gradient: Problem = form.like(problem)
+        return gradient
+    sizes: dict[str, Any] = {"seqlens_q": problem.seqlens_q, "seqlens_k": problem.seqlens_k}
+    if problem.seqlens_q is None:
+        sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
     alike = problem.model_dump(exclude={"op", "lse", "num_splits", *problem.sizes})
     features = {"dbias": dbias, "dlse": dlse, "deterministic": deterministic}
     return _remembered(about, Problem(op="bwd", **{**alike, **features}, **sizes))
@@ -198,9 +202,14 @@ def _remembered(about: tuple[Any, ...], problem: Problem) -> Problem:
 
 @lru_cache(maxsize=16_384)
 def plain_problem(
-    op: Literal["fwd", "splitkv"], options: Options, dtype: torch.dtype, q: Shape, k: Shape, v: Shape
+    op: Literal["fwd", "splitkv"], options: Options, dtype: torch.dtype, order: Order, q: Shape, k: Shape, v: Shape
 ) -> Problem:
-    """The problem of a forward on dense tensors without a bias: as :func:`problem_of`, with a key that costs less."""
+    """The problem of a forward on dense tensors without a bias: as :func:`problem_of`, with a key that costs less.
+
+    The shapes are those of tensors in the ``order``.
+    """
+    if order is HEADS_FIRST:
+        q, k, v = (tuple([shape[axis] for axis in order.axes["q"]]) for shape in (q, k, v))
     problem: Problem = problem_of.__wrapped__(
         Case(op, dtype, "no", "1h", False, False, options, q, k, v, None, None, 0)
     )
@@ -260,8 +269,10 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
     return answer(problem_of(case), arch_of(device), dict(tensors))
 
 
-def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Compute the results of a problem; the tensors are on a device of ``arch``.
+def answer(
+    problem: Problem, arch: str, tensors: dict[str, torch.Tensor], order: Order = IN_ORDER
+) -> Mapping[str, torch.Tensor]:
+    """Compute the results of a problem; the tensors are on a device of ``arch``, and in the ``order``, as the results.
 
     Raises:
         SelectionError, TensorError, DeviceError, BuildError, ToolchainError: as :func:`call`.
@@ -271,13 +282,18 @@ def answer(problem: Problem, arch: str, tensors: dict[str, torch.Tensor]) -> Map
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
+    results = plan.known(tensors, differentiated=True, order=order)
+    if results is not None:
+        return results
+    if order is not IN_ORDER:
+        tensors = order.applied(tensors)
     # Loads of GPU kernels are wider than elements, so they may need copies of tensors that are dense.
     if arch != "host":
         tensors = {name: tensor if _is_aligned(tensor) else _vectors(tensor) for name, tensor in tensors.items()}
-    results: Mapping[str, torch.Tensor] | None = plan.again(tensors, differentiated=True)
+    results = plan.again(tensors, differentiated=True, order=order)
     if results is None:
         results = plan.enqueue({name: _dense(tensor) for name, tensor in tensors.items()})
-    return results
+    return results if order is IN_ORDER else order.applied(results)
 
 
 def call_elsewhere(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch.Tensor] | None:

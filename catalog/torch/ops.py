@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from operator import sub
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import library
@@ -24,11 +25,14 @@ from torch.nn.functional import pad
 
 from catalog.errors import TensorError, UsageError
 from catalog.ops.attention.problem import Problem
+from catalog.runtime.devices.known_call import IN_ORDER, Order
 from catalog.torch import watchers
 from catalog.torch.calls import (
     HDIM_STEP,
+    HEADS_FIRST,
     LONG,
     Case,
+    Layout,
     Options,
     Shape,
     answer,
@@ -93,9 +97,32 @@ def forward(
     if not watchers.unwatched(tensors):
         result = torch.ops.catalog.fwd.default(*tensors, *options)
     elif watchers.has_gradient(tensors):
-        result = _Attention.apply(None, *tensors, *options)  # type: ignore[no-untyped-call]
+        result = _apply(_Direct(options, IN_ORDER), *tensors)
     else:
         result = _computed(*tensors, options=options)[:2]
+    return result
+
+
+def forward_heads_first(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Optional, rng_state: Optional, options: Options
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`forward` in the layout ``bshd``, in which O is, but Q, K and V are (batch, heads, tokens, head dim).
+
+    Autograd sees one operation for most calls, instead of one more for each tensor that is transposed.
+
+    Raises:
+        SelectionError, TensorError, ProblemError, DeviceError, BuildError, ToolchainError, UsageError: as there.
+    """
+    padded = (q.shape[-1] % HDIM_STEP or v.shape[-1] % HDIM_STEP) and on_nvidia(q)
+    if bias is not None or rng_state is not None or padded or not watchers.unwatched((q, k, v)):
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return forward(q, k, v, bias, None, None, None, None, rng_state, options)
+    tensors = (q, k, v, None, None, None, None, None, None)
+    result: tuple[torch.Tensor, torch.Tensor]
+    if watchers.has_gradient(tensors):
+        result = _apply(_Direct(options, HEADS_FIRST), *tensors)
+    else:
+        result = _computed(*tensors, options=options, order=HEADS_FIRST)[:2]
     return result
 
 
@@ -129,21 +156,28 @@ def _computed(
     rng_state: Optional,
     *,
     options: Options,
+    order: Order = IN_ORDER,
 ) -> tuple[torch.Tensor, torch.Tensor, Problem]:
-    """O, LSE, and the problem that they answer."""
+    """O, LSE, and the problem that they answer. Only tensors without features may be in another order."""
     paged = block_table is not None
     plain = bias is None and alibi_slopes is None and rng_state is None
     dense = cu_seqlens_q is None and cu_seqlens_k is None and not paged
-    if plain and dense and q.is_cpu:  # most calls; nothing else would decide
-        long = k.dim() == 4 and max(k.shape[1], k.shape[2]) >= LONG  # what follows takes a microsecond
-        op = "splitkv" if long and _splits_keys(q, k, options) else "fwd"
-        problem = plain_problem(op, options, q.dtype, q.shape, k.shape, v.shape)
-        results = answer(problem, "host", {"q": q, "k": k, "v": v})
+    if plain and dense:  # most calls
+        layout: Layout = "bhsd" if order is HEADS_FIRST else options.layout
+        if q.is_cpu:
+            arch = "host"
+            long = k.dim() == 4 and max(k.shape[1], k.shape[2]) >= LONG  # what follows takes a microsecond
+            splits = long and _splits_keys(q.device, q.shape, k.shape, layout)
+        else:
+            arch = arch_of(q.device)
+            splits = _splits_keys_on_gpu(q.device, q.shape, k.shape, layout)
+        op = "splitkv" if splits else "fwd"
+        problem = plain_problem(op, options, q.dtype, order, q.shape, k.shape, v.shape)
+        results = answer(problem, arch, {"q": q, "k": k, "v": v}, order)
         return results["o"], results["lse"], problem
     lengths_q = _lengths(cu_seqlens_q)
-    splits = plain and q.is_cuda and _splits_keys(q, k, options)
     case = Case(
-        "pagedkv" if paged else "splitkv" if splits else "fwd",
+        "pagedkv" if paged else "fwd",
         q.dtype,
         *_bias_of(bias, alibi_slopes),
         False,
@@ -165,12 +199,16 @@ def _computed(
     return results["o"], results["lse"], problem
 
 
-def _splits_keys(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
+def _splits_keys(device: torch.device, q: Shape, k: Shape, layout: Layout) -> bool:
     """Whether a forward of sequences that are not packed should split the keys."""
-    if options.layout == "packed":
+    if layout == "packed":
         return False
-    of_q, of_k = sizes_of(q.shape, options.layout), sizes_of(k.shape, options.layout)
-    return splits_keys(q.device, of_q.batch, of_q.tokens * of_q.heads, of_k.heads, of_k.tokens)
+    of_q, of_k = sizes_of(q, layout), sizes_of(k, layout)
+    return splits_keys(device, of_q.batch, of_q.tokens * of_q.heads, of_k.heads, of_k.tokens)
+
+
+_splits_keys_on_gpu = lru_cache(maxsize=16_384)(_splits_keys)
+"""On a CPU the number of threads decides, too, which is a setting."""
 
 
 def _run_bwd(
@@ -209,14 +247,19 @@ def _run_bwd(
 
 
 def _gradients(
-    problem: Problem, features: Iterable[tuple[str, torch.Tensor]], *, dlse: Optional, **tensors: torch.Tensor
+    problem: Problem,
+    features: Iterable[tuple[str, torch.Tensor]],
+    order: Order = IN_ORDER,
+    *,
+    dlse: Optional,
+    **tensors: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dQ, dK, dV, and dbias, which is empty if the problem has none."""
     if dlse is not None:
         tensors["dlse"] = dlse
     tensors.update(features)
     q = tensors["q"]
-    results = answer(problem, arch_of(q.device), tensors)
+    results = answer(problem, arch_of(q.device), tensors, order)
     return results["dq"], results["dk"], results["dv"], results["dbias"] if problem.dbias else q.new_empty(0)
 
 
@@ -298,26 +341,33 @@ BACKWARD = (
 
 _BIAS, _TABLE, _RNG = 3, 7, 8
 _TENSORS = 9
-_SOFT_CAP, _DROPOUT, _DETERMINISTIC = map(Options._fields.index, ("soft_cap", "dropout", "deterministic"))
-"""Places of tensors among the inputs of the forward, their number, and places of options."""
+"""Places of tensors among the inputs of the forward, and their number."""
+
+
+class _Direct(NamedTuple):
+    """What a call that bypasses the dispatcher has beside its tensors."""
+
+    options: Options
+    order: Order
 
 
 class _Attention(torch.autograd.Function):
-    """The forward with its gradient; ``keys`` are the dispatcher's, None if it was bypassed."""
+    """The forward with its gradient; ``how`` is a :class:`_Direct`, or the dispatcher's keys, and options come last."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        options = inputs[_TENSORS:]
-        if options[_SOFT_CAP] and options[_DROPOUT]:
+    def forward(ctx: Any, how: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        direct = isinstance(how, _Direct)
+        options, ctx.order = how if direct else (Options(*inputs[_TENSORS:]), IN_ORDER)
+        if options.soft_cap and options.dropout:
             raise UsageError(
                 "the catalog's backward has no dropout together with a soft cap of the scores",
                 hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention, a score_mod.",
             )
         ctx.problem = None
-        if keys is None:
-            o, lse, ctx.problem = _computed(*inputs[:_TENSORS], options=Options(*options))
+        if direct:
+            o, lse, ctx.problem = _computed(*inputs, options=options, order=ctx.order)
         else:
-            o, lse = below(torch.ops.catalog.fwd.default, keys, inputs)
+            o, lse = below(torch.ops.catalog.fwd.default, how, inputs)
         ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
         ctx.options, ctx.paged = options, inputs[_TABLE] is not None
         ctx.set_materialize_grads(False)
@@ -325,7 +375,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:
-        rest = [None] * (_TENSORS - _BIAS - 1 + len(ctx.options))
+        rest = [None] * (_TENSORS - _BIAS - 1 + (len(ctx.options) if ctx.problem is None else 0))
         if grad_o is None and grad_lse is None:
             return None, None, None, None, None, *rest
         if ctx.paged:
@@ -337,20 +387,29 @@ class _Attention(torch.autograd.Function):
         tensors = (grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, *starts, rng_state)
         if (
             not torch.is_grad_enabled()
-            and watchers.unwatched(tensors)
+            and watchers.unwatched(tensors if ctx.problem is None else tensors[:2])  # a direct forward saw the others
             and watchers.alike(grad_o, o)
             and (grad_lse is None or watchers.alike(grad_lse, lse))
         ):
             if ctx.problem is None:
                 gradients = _run_bwd(*tensors, dbias, *ctx.options)
             else:  # lengths are not read again: a GPU would be waited for
-                problem = gradient_of(ctx.problem, dbias, grad_lse is not None, ctx.options[_DETERMINISTIC])
+                problem = gradient_of(ctx.problem, dbias, grad_lse is not None, ctx.options.deterministic)
                 features = _features(bias, alibi_slopes, rng_state)
-                gradients = _gradients(problem, features, q=q, k=k, v=v, o=o, lse=lse, do=grad_o, dlse=grad_lse)
+                gradients = _gradients(
+                    problem, features, ctx.order, q=q, k=k, v=v, o=o, lse=lse, do=grad_o, dlse=grad_lse
+                )
         else:
-            gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
+            q, k, v = (ctx.order.view("q", tensor) for tensor in (q, k, v))
+            *of_views, of_bias = torch.ops.catalog.bwd.default(
+                grad_o, grad_lse, q, k, v, *tensors[5:], dbias, *ctx.options
+            )
+            gradients = (*(ctx.order.view("q", gradient) for gradient in of_views), of_bias)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest
 
+
+_apply: Any = super(torch.autograd.Function, _Attention).apply
+"""Applies the function to what is unwatched: without the search of all arguments for tensors of transforms."""
 
 for _name, _kernel, _fake, _function in (
     ("fwd", _run_fwd, _fake_fwd, _Attention),

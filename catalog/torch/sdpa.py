@@ -11,7 +11,7 @@ from catalog.ops.attention.fields import MaskWord
 from catalog.settings import settings
 from catalog.torch.calls import Options
 from catalog.torch.inputs import autocast_all, rng_state
-from catalog.torch.ops import elsewhere, forward
+from catalog.torch.ops import elsewhere, forward, forward_heads_first
 
 
 def scaled_dot_product_attention(
@@ -66,15 +66,20 @@ def scaled_dot_product_attention(
         bias = bias_of(attn_mask, query.dtype, rows).reshape(*query.shape[:2], *rows[-2:])
     query, scale = with_positive_scale(query, scale)
     tokens_first = has_tokens_first(query)
-    if tokens_first:
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options = Options("bshd" if tokens_first else "bhsd", mask, -1, 0, scale, 0.0, dropout_p, False)
     # First: torch.compile cannot trace the reading of settings.
     foreign = not torch.compiler.is_compiling() and settings().allow_foreign and bias is None and not dropout_p
-    o = elsewhere(query, key, value, options) if foreign else None
+    o = None
+    if foreign:
+        tensors = (query, key, value)
+        q, k, v = (tensor.transpose(1, 2) for tensor in tensors) if tokens_first else tensors
+        o = elsewhere(q, k, v, options)
     if o is None:
         state = rng_state(dropout_p, query.device)
-        o, _ = forward(query, key, value, bias, None, None, None, None, state, options)
+        if tokens_first:
+            o, _ = forward_heads_first(query, key, value, bias, state, options)
+        else:
+            o, _ = forward(query, key, value, bias, None, None, None, None, state, options)
     if tokens_first:
         o = o.transpose(1, 2)
     return o if len(batch) == 2 else o.reshape(*batch, *o.shape[2:])

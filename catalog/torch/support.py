@@ -87,12 +87,13 @@ class Traits(NamedTuple):
         return (forward, backward) if any(self.gradients) else (forward,)
 
 
-def traits_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, options: Options) -> Traits:
-    """The traits of a call, whose tensors are in the layout of the options.
+def traits_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, options: Options, heads: int
+) -> Traits:
+    """The traits of a call; ``heads`` is the axis of the heads.
 
     Of graphs with dynamic shapes, heads and head dims become constants: :func:`operator.index` does that, ``int`` not.
     """
-    heads = 1 if options.layout == "bhsd" else -2
     gradients = torch.is_grad_enabled()
     return Traits(
         q.device,

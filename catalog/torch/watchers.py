@@ -17,7 +17,7 @@ try:
         _len_torch_function_stack,
     )
     from torch._C._autograd import _profiler_enabled
-    from torch._C._functorch import peek_interpreter_stack
+    from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 
     _supported = hasattr(forward_ad, "_current_level")
 except ImportError:
@@ -50,6 +50,8 @@ def unwatched(tensors: tuple[Optional, ...]) -> bool:
         if on_cpu is None:
             on_cpu = tensor.is_cpu
         if type(tensor) is not torch.Tensor or tensor.is_cpu is not on_cpu or tensor.is_neg():
+            return False
+        if is_functorch_wrapped_tensor(tensor):  # left over from a transform that has ended
             return False
         if not on_cpu and not tensor.is_cuda:
             return False

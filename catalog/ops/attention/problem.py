@@ -25,7 +25,7 @@ from catalog.ops.attention.fields import (
 )
 from catalog.ops.attention.likeness import coordinates_of, kind_of, kind_words, steps_of
 from catalog.ops.attention.shape_names import name_of
-from catalog.ops.attention.sizing import sizing_of
+from catalog.ops.attention.sizing import borrowing_of, sizing_of
 from catalog.ops.attention.tensors import extents_of, first_tokens, forms_of, traffic_of
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema import problem
@@ -200,6 +200,10 @@ class Problem(problem.Problem):
     def sizing(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
         """As :func:`catalog.ops.attention.sizing.sizing_of`."""
         return sizing_of(self)
+
+    def borrowing(self) -> Callable[[problem.Problem], Mapping[str, Any] | None]:
+        """As :func:`catalog.ops.attention.sizing.borrowing_of`."""
+        return borrowing_of(self)
 
     def form_facts(self) -> dict[str, Any]:
         """The mode, which depends on which sizes are given."""

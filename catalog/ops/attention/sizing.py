@@ -42,6 +42,32 @@ def sizing_of(problem: Problem) -> Callable[[Mapping[str, Any]], Mapping[str, An
     return certain
 
 
+def borrowing_of(problem: Problem) -> Callable[[Any], Mapping[str, Any] | None]:
+    """What returns the sizes of another problem, with its extents and lists, if they are certainly valid.
+
+    The gradient of a forward has its sizes. It returns None if one of them is not of a kind that :func:`sizing_of`
+    knows, or if one is packed and the other is not.
+    """
+    packed = problem.seqlens_q is not None
+    names = (*problem.sizes, "extents", "lists") if packed else (*problem.sizes, "extents")
+    largest = MAX_TOTAL // _weight(problem)
+    plain = plain_extents(0, 0, 0, 0, 0).keys()
+    known = problem.op != "appendkv" and not problem.page_size and problem.extents.keys() == plain
+
+    def certain(other: Problem) -> Mapping[str, Any] | None:
+        extents = other.extents
+        if not known or extents.keys() != plain or (other.seqlens_q is not None) is not packed:
+            return None
+        if (extents["batch"] + 1) * (extents["tokens_q"] + 1) * (extents["tokens_k"] + 1) > largest:
+            return None
+        if packed:
+            other.lists  # noqa: B018 - derived now, to be taken over
+        fields = other.__dict__
+        return {name: fields[name] for name in names}
+
+    return certain
+
+
 def _weight(problem: Problem) -> int:
     """Bytes of tensors or FLOP of a problem of this form, per unit of the product of its sizes, each plus one.
 
@@ -86,7 +112,7 @@ def _integers(lengths: Any) -> bool:
 
 @lru_cache(maxsize=128)
 def _of_lengths(q: tuple[int, ...], k: tuple[int, ...]) -> _Certain | None:
-    """The sizes of packed sequences, which a forward and its backward share."""
+    """The sizes of packed sequences, which problems of several forms share."""
     tokens_q = tokens_k = sum(q)
     longest_q = longest_k = max(q)
     shortest = min(q)

@@ -16,12 +16,13 @@ from typing import Any
 
 from catalog.errors import DeviceError
 from catalog.runtime.devices.arguments import arguments_of
+from catalog.runtime.devices.known_call import IN_ORDER, KnownCall, Order
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results, zeroed_outputs
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
 from catalog.schema.problem_tensors import Axis, Shape, Strides, TensorForm, bytes_of_element
-from catalog.schema.workspace import Workspace
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 Maker = Callable[..., Any]
 """Makes a tensor of these extents: PyTorch reads numbers faster than a tuple."""
@@ -38,7 +39,7 @@ class Means:
         scratch: makes workspaces of a number of bytes.
         lists: :attr:`Problem.lists` where kernels read them: the addresses, in the order of the argument struct and 0
             for those that there are not, and what must be kept for that.
-        start: starts kernels on a pointer to arguments; what was kept for them comes along.
+        start: starts kernels on a pointer to arguments, or their address; what was kept for them comes along.
         repeats: whether a call that kernels reject may be repeated with the checks of a first call, which say more.
     """
 
@@ -125,6 +126,9 @@ class FastPath:
         given: Mapping[str, Any],
         workspace_of: Callable[[Any], Workspace],
         differentiated: bool = False,
+        *,
+        order: Order = IN_ORDER,
+        keep: Callable[[KnownCall], None] | None = None,
     ) -> dict[str, Any] | None:
         """Start the kernels on the tensors; the results, which they write.
 
@@ -136,6 +140,8 @@ class FastPath:
             given: the tensors, in the order of the names.
             workspace_of: what the stages share, given arguments with the problem's sizes.
             differentiated: whether the caller computes gradients, so that tensors may require them.
+            order: that of the tensors of later calls like this one.
+            keep: takes what repeats this call in that order, unless it failed.
 
         Raises:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
@@ -164,6 +170,7 @@ class FastPath:
             write(args, offset, tensor.data_ptr(), *strides_of(tensor.stride()))
         sizes_of, write, offset = self._sizes
         write(args, offset, *sizes_of(sizes))
+        workspace = NO_WORKSPACE
         if self._divided:
             rooms, workspace = [], workspace_of(args)
             for slot, part in workspace.partials.items():
@@ -183,9 +190,36 @@ class FastPath:
             if not means.repeats:
                 raise
             return None
-        for name in self._updated:
-            made[name] = given[name]
-        return made
+        if keep is not None:
+            keep(self._known(args, sizes, given, workspace, kept, order=order))
+        return {**made, **{name: given[name] for name in self._updated}} if self._updated else made
+
+    def _known(
+        self,
+        args: Any,
+        sizes: Shape,
+        given: Mapping[str, Any],
+        workspace: Workspace,
+        kept: tuple[Any, ...],
+        *,
+        order: Order,
+    ) -> KnownCall:
+        """What repeats a call with these arguments and sizes."""
+        means, kernels = self._means, self.kernels
+        return KnownCall(
+            means,
+            args,
+            lambda address: means.start(kernels, address, kept),
+            inputs=[
+                (name, tensor, wanted[-1]) for (name, tensor), wanted in zip(given.items(), self._inputs, strict=True)
+            ],
+            outputs=[
+                (name, partial(make, *shape_of(sizes)), offset) for name, shape_of, make, _, _, offset in self._outputs
+            ],
+            order=order,
+            updated=self._updated,
+            partials=[(self._offsets[slot], part.bytes) for slot, part in workspace.partials.items()],
+        )
 
 
 def _made_of(make: Maker, tensor: TensorForm) -> Maker:

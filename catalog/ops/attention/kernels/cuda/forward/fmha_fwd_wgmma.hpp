@@ -63,18 +63,17 @@ class FwdProducer {
         }
     }
 
-    // One warp loads parts of keys, and Q; the other one parts of values.
+    // One warp loads parts of keys; the other one Q, which is needed as early, and parts of values.
     template <bool keys>
     __device__ __forceinline__ void load_pages(const Work<Row>& work) {
+        if constexpr (!keys) load_q(queries_of(work), work.first_query);
         KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
         for (int block = work.end_block - 1; block >= work.first_block; --block) {
             const auto place = blocks.find(block);
-            if constexpr (keys) {
+            if constexpr (keys)
                 load_k(blocks, place);
-                if (block == work.end_block - 1) load_q(queries_of(work), work.first_query);
-            } else {
+            else
                 load_v(blocks, place);
-            }
             if constexpr (Work<Row>::has_gaps) work.cross_gap(block);
         }
     }

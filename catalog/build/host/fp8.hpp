@@ -22,7 +22,7 @@ inline Float load(const bf8* from) {
 }
 
 // The bits of e4m3 numbers as those of fp16 numbers, which are 2^8 too small, including subnormal ones. `bits` have the
-// sign at the top and the other bits as fp16 has them; of those, only a NaN's carry into the upper half of the exponents.
+// sign at the top and the other bits as fp16 has them; only those of a NaN carry into the upper half of the exponents.
 template <class Bits16>
 inline Bits16 small_halves(Bits16 bits) { return bits | ((bits + 0x80) & 0x4000); }
 

@@ -8,8 +8,8 @@
 
 namespace catalog::host {
 
-// Rows that a kernel reads some time after those that it reads now, of `width` elements. Their cache lines are prefetched
-// in order, and a few at a time: memory is slower in other orders, and after many prefetches at once.
+// Rows that a kernel reads some time after those that it reads now, of `width` elements. Their cache lines are
+// prefetched in order, and a few at a time: memory is slower in other orders, and after many prefetches at once.
 template <int width, class Source>
 class RowsAhead {
     using Data = decltype(std::declval<const Source>()[0]);

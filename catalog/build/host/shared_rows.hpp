@@ -72,8 +72,8 @@ inline void sum_shared(Float (&x)[lanes]) {
 }
 
 // c[r * ldc + j] = a[r] . b[first + j] for `rows` rows of A, which share vectors, and as many rows of B as there are
-// lanes. Rows after `last` are read as `last`, so that no tail code is needed; their products are not used. The depth is
-// in elements of B, whole reads of it. As many lines are prefetched of `next` as are read of B.
+// lanes. Rows after `last` are read as `last`, so that no tail code is needed; their products are not used. The depth
+// is in elements of B, whole reads of it. As many lines are prefetched of `next` as are read of B.
 template <int rows, int ldc, class Unit, class B, class Ahead>
 __attribute__((noinline)) inline void multiply_shared(const Unit* a, B b, int first, int last, int depth, Ahead& next,
                                                       float* c) {

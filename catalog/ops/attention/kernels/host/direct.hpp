@@ -31,8 +31,8 @@ struct PairedRows {
 #endif
 };
 
-// The rows' weights are floats in scratch.s, or pairs in scratch.p. `Read` reads keys and values as floats. If more than
-// one block of query rows shares them, those of 8 bits are converted once, in copies of a few, where that costs less.
+// The rows' weights are floats in scratch.s, or pairs in scratch.p. `Read` reads keys and values as floats. If more
+// than one block of query rows shares them, those of 8 bits are converted once, in copies, where that costs less.
 template <class Row, class Unit = float, class Read = FloatReader<typename Row::dtype>>
 struct DirectTile {
     using Memory = Scratch<Row>;
@@ -131,8 +131,8 @@ struct DirectTile {
         return {tile.values, first, std::min(first + count, tile.count)};
     }
 
-    // Calls body(rows, first, last, ahead) with the rows of `source` from `first` on and before `end`, or with a copy of
-    // them, and with what is prefetched while they are read.
+    // Calls body(rows, first, last, ahead) with the rows of `source` from `first` on and before `end`, or with a copy
+    // of them, and with what is prefetched while they are read.
     template <class Body>
     void with_rows(const KvRows<Row>& source, int first, int end, int width, int rows, Ahead ahead, Body body) const {
         if constexpr (copies) {

@@ -136,6 +136,14 @@ def test_every_family(select: Select, cpu: str, op: Any) -> None:
     check(Expected(problem, draw_inputs(problem, 1), CPUS[cpu].arch), plan)
 
 
+@pytest.mark.parametrize("cpu", ["oldest", "sve256", "sve512"])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 2)])  # one query row for each K/V head, and several
+def test_decoding_over_fp8(select: Select, heads: tuple[int, int], cpu: str) -> None:
+    sizes = {"batch": 2, "nhead_q": heads[0], "nhead_k": heads[1], "seqlen_q": 1, "seqlen_k": 150, "hdim_q": 64}
+    problem = Problem(op="splitkv", **sizes, dtype="bf16kvfp8", num_splits=2, lse=True)
+    check(Expected(problem, draw_inputs(problem, 1), CPUS[cpu].arch), select(cpu, problem))
+
+
 @pytest.mark.parametrize("cpu", ["bf16", "sve256"])
 @pytest.mark.parametrize("op", PAIRS)
 def test_bf16_by_dot_products(select: Select, op: Any, cpu: str) -> None:

@@ -239,6 +239,29 @@ def test_every_number_is_read_and_rounded_exactly(catalog: Catalog, dtype: str) 
     np.testing.assert_array_equal(o, np.broadcast_to(mean[:, np.newaxis], o.shape))
 
 
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("dtype", ["fp16kvfp8", "bf16kvfp8"])
+@pytest.mark.parametrize("hdim", [64, 96])  # the second is no multiple of what tables convert at a time
+@pytest.mark.parametrize("ratio", slow_but([1, 8], [1, 2, 3, 4, 8]))
+def test_decoding_reads_every_number_of_8_bits(catalog: Catalog, arch: str, dtype: str, hdim: int, ratio: int) -> None:
+    """Each of the 256 numbers is all elements of the only key or value of a head."""
+    sizes = {"batch": 4, "nhead_q": 64 * ratio, "nhead_k": 64, "seqlen_q": 1, "seqlen_k": 1, "hdim_q": hdim}
+    problem = Problem(op="splitkv", **sizes, dtype=dtype, lse=True)
+    inputs, plan = make_inputs(problem, SEED), catalog.select(problem, arch=arch)
+    codes = np.arange(256, dtype=np.uint8).reshape(4, 64, 1, 1)
+    numbers = codes.view(inputs["k"].dtype).astype(np.float32)
+    inputs["q"][...] = 1
+    inputs["k"][...] = 0
+    inputs["v"].view(np.uint8)[...] = codes
+    o = plan.run(inputs).outputs["o"].astype(np.float32)
+    np.testing.assert_array_equal(o, np.broadcast_to(np.repeat(numbers, ratio, axis=1), o.shape))
+
+    inputs["k"].view(np.uint8)[...] = codes
+    lse = plan.run(inputs).outputs["lse"]
+    scores = np.repeat(numbers[..., 0], ratio, axis=1) * np.float32(np.sqrt(hdim))
+    np.testing.assert_allclose(lse, scores, rtol=2**-18)  # the scale and the base of the exponential are rounded
+
+
 def test_outputs_are_written_where_they_are_and_nowhere_else(catalog: Catalog) -> None:
     problem = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=33, hdim_q=40, dtype="bf16", lse=True, mask="causal")
     [library] = build(catalog, list(catalog.select(problem).kernels))

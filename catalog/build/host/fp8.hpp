@@ -21,18 +21,57 @@ inline Float load(const bf8* from) {
     return load(halves);
 }
 
-// Read as the bits of fp16, an e4m3 number is 2^8 too small, including subnormal numbers. NaN becomes 480, which is not one.
+// The bits of e4m3 numbers as those of fp16 numbers, which are 2^8 too small, including subnormal ones. `bits` have the
+// sign at the top and the other bits as fp16 has them; only those of a NaN carry into the upper half of the exponents.
+template <class Bits16>
+inline Bits16 small_halves(Bits16 bits) { return bits | ((bits + 0x80) & 0x4000); }
+
 inline Float load(const fp8* from) {
     const HalfBits bits = load_unsigned(from);
     fp16 halves[lanes];
 #if defined(__F16C__)
-    store_bits(halves, (HalfBits)((Shorts)(bits << 8) >> 1) & 0xbfff);  // the sign is at both ends of the exponent
+    store_bits(halves, small_halves((HalfBits)((Shorts)(bits << 8) >> 1) & 0xbfff));  // the sign was there twice
 #else
-    store_bits(halves, (bits & 0x80) << 8 | (bits & 0x7f) << 7);
+    store_bits(halves, small_halves((bits & 0x80) << 8 | (bits & 0x7f) << 7));
 #endif
-    const Bits number = (Bits)(load(halves) * 256.0f);
-    return (Float)(number | (Bits)((number & 0x7fffffff) == (Bits)splat(480.0f)));
+    return load(halves) * 256.0f;
 }
+
+// How a row of elements is read as floats, `vectors` at a time, which are multiplied by `factor` when they are used.
+template <class T>
+struct FloatReader {
+    static constexpr int vectors = 1;
+    static constexpr float factor = 1;
+
+    static void load(const T* from, Float (&to)[vectors]) { to[0] = host::load(from); }
+};
+
+#if !defined(CATALOG_SVE)
+
+template <>
+struct FloatReader<fp8> {
+    static constexpr int vectors = 2;
+    static constexpr float factor = 256;
+    typedef std::uint16_t Words __attribute__((vector_size(vector_bytes)));
+
+    static void load(const fp8* from, Float (&to)[vectors]) {
+#if defined(__F16C__)
+        const Words numbers = (Words)load_signed_pairs(from) << 7 & 0xbf80;
+#else
+        typedef std::uint8_t Bytes __attribute__((vector_size(vector_bytes / 2)));
+        Bytes bytes;
+        std::memcpy(&bytes, from, sizeof bytes);
+        const Words bits = __builtin_convertvector(bytes, Words), numbers = (bits & 0x80) << 8 | (bits & 0x7f) << 7;
+#endif
+        const Words small = small_halves(numbers);
+        fp16 halves[2 * lanes];
+        std::memcpy(halves, &small, sizeof halves);
+        to[0] = host::load(halves);
+        to[1] = host::load(halves + lanes);
+    }
+};
+
+#endif
 
 // Rounds to nearest even; numbers that are too large become the largest one, as in CK Tile. Normal numbers keep
 // `mantissa` bits; below 2^min_exponent the spacing is that of the smallest normal numbers.

@@ -11,6 +11,32 @@
 
 namespace catalog::host {
 
+// Neighbouring vectors of one row.
+template <class From, class Vector, int vectors>
+inline void load_row(From from, Vector (&to)[vectors]) {
+#pragma GCC unroll 16
+    for (int j = 0; j < vectors; ++j) to[j] = load(from + j * lanes);
+}
+
+// The same of a row that a Reader reads.
+template <class Reader, class T>
+struct ReadRow {
+    const T* data;
+
+    template <int vectors>
+    friend void load_row(ReadRow row, Float (&to)[vectors]) {
+        constexpr int whole = vectors / Reader::vectors * Reader::vectors;
+#pragma GCC unroll 16
+        for (int j = 0; j < whole; j += Reader::vectors) {
+            Float read[Reader::vectors];
+            Reader::load(row.data + j * lanes, read);
+#pragma GCC unroll 4
+            for (int i = 0; i < Reader::vectors; ++i) to[j + i] = read[i];
+        }
+        for (int j = whole; j < vectors; ++j) to[j] = load(row.data + j * lanes) * (1 / Reader::factor);
+    }
+};
+
 // A B for `rows` x `columns` held in registers; the depth is in units. Unit (row, k) of A is a[row * a_row + k * a_depth],
 // so that a transposed A needs no copy; b[k] points to row k of B. finish(row, column, sum) consumes each vector of sums.
 // What they are added to is better read there, at the end: read at the start, it would occupy registers throughout the
@@ -22,8 +48,7 @@ inline void multiply_block(const A* a, Distance a_row, B b, int depth, Finish fi
     for (int k = 0; k < depth; ++k) {
         const auto b_k = b[k];
         typename Units<A>::Vector b_row[vectors];
-#pragma GCC unroll 16
-        for (int j = 0; j < vectors; ++j) b_row[j] = load(b_k + j * lanes);
+        load_row(b_k, b_row);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
@@ -103,29 +128,34 @@ inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel
 
 // c[r * ldc + j] = a[r * lda] . b[first + j] for `rows` rows of A and as many rows of B as give a vector of products: one
 // accumulator each, all reduced together. Rows after `last` are read as `last`, so that no tail code is needed; their
-// products are not used.
-// Each step along the depth prefetches `asked` elements of `next`.
-template <int rows, int lda, int ldc, class A, class B, class Next>
-__attribute__((noinline)) inline void multiply_rows(const A* a, B b, Lines<Next>& next, int asked, int first, int last,
-                                                    int depth, float* c) {
-    constexpr int columns = lanes / rows, factors = Units<A>::depth;
+// products are not used. As much as the Reader reads of B is prefetched of `next`.
+template <class Reader, int rows, int lda, int ldc, class B, class Ahead>
+__attribute__((noinline)) inline void multiply_rows(const float* a, B b, int first, int last, int depth, Ahead& next,
+                                                    float* c) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(b[0])>>;
+    constexpr int columns = lanes / rows, read = Reader::vectors, bytes = read * lanes * static_cast<int>(sizeof(T));
     decltype(b[0]) row[columns];
     for (int j = 0; j < columns; ++j) row[j] = b[std::min(first + j, last)];
+    Ahead ahead = next;  // in registers
     Float acc[lanes] = {};
-    for (int k = 0; k < depth; k += lanes * factors) {
-        typename Units<A>::Vector a_k[rows];
+    for (int k = 0, index = 0; k < depth; k += read * lanes) {
+        Float a_k[rows][read];
 #pragma GCC unroll 16
-        for (int r = 0; r < rows; ++r) a_k[r] = load(a + r * lda + k / factors);
-        next.ask(asked);
+        for (int r = 0; r < rows; ++r)
+            for (int v = 0; v < read; ++v) a_k[r][v] = load(a + r * lda + k + v * lanes);
 #pragma GCC unroll 16
         for (int j = 0; j < columns; ++j) {
-            const auto b_k = load_along<A>(row[j] + k, lanes * factors);
+            ask_alike<bytes>(ahead, columns * bytes % 64 == 0 ? j : index++);
+            Float b_k[read];
+            Reader::load(row[j] + k, b_k);
 #pragma GCC unroll 16
-            for (int r = 0; r < rows; ++r) Units<A>::multiply_add(acc[r * columns + j], a_k[r], b_k);
+            for (int r = 0; r < rows; ++r)
+                for (int v = 0; v < read; ++v) acc[r * columns + j] += a_k[r][v] * b_k[v];
         }
     }
+    next = ahead;
     float sums[lanes];
-    store(sums, sum_each(acc));
+    store(sums, sum_each(acc) * Reader::factor);
     for (int r = 0; r < rows; ++r) std::memcpy(c + r * ldc, sums + r * columns, columns * sizeof(float));
 }
 

@@ -214,6 +214,22 @@ struct BrainHalves {
     }
 };
 
+// Reads floats of 8 bits, four vectors at a time. Needs has_byte_tables().
+template <class T>
+struct FloatReaderOfTables {
+    static constexpr int vectors = 4;
+    static constexpr float factor = 1;
+
+    static void load(const T* from, Float (&to)[vectors]) {
+        const BrainHalves<T> halves(load_columns(from));
+        const Words lower = halves.template joined<false>(), upper = halves.template joined<true>(), zeros{};
+        to[0] = (Float)take_turns<false>(zeros, lower);
+        to[1] = (Float)take_turns<true>(zeros, lower);
+        to[2] = (Float)take_turns<false>(zeros, upper);
+        to[3] = (Float)take_turns<true>(zeros, upper);
+    }
+};
+
 template <class T>
 struct DepthReaderOfTables {
     static constexpr int vectors = 2;

@@ -38,7 +38,9 @@ class Attention {
     void run() {
         // Depends on the sequence, not on the item: results must not depend on how threads divide the work.
         const std::int64_t all_rows = seq.seqlen_q * heads;
-        if (pairs_few && FewRows::pays(all_rows, hdim_q, hdim_v))
+        if (reads_tables && FewBytes::pays(all_rows, hdim_q, hdim_v) && has_byte_tables())
+            attend<FewBytes>();
+        else if (FewRows::pays(all_rows, hdim_q, hdim_v))
             attend<FewRows>();
         else if (DirectTile<Row>::pays(all_rows, hdim_q, hdim_v))
             attend<DirectTile<Row>>();
@@ -50,8 +52,13 @@ class Attention {
    private:
 #if defined(__AVX512F__)
     static constexpr bool pairs_few = std::is_same_v<UnitOf<Row>, BrainPair>;
+    static constexpr bool reads_tables = has_bytes<Row> && !pairs_few;
+    using Plain = FloatReader<typename Row::dtype>;
+    using Tables = FloatReaderOfTables<typename Row::dtype>;
+    using FewBytes = DirectTile<Row, float, std::conditional_t<reads_tables, Tables, Plain>>;
 #else  // where it has been timed
-    static constexpr bool pairs_few = false;
+    static constexpr bool pairs_few = false, reads_tables = false;
+    using FewBytes = DirectTile<Row>;
 #endif
     using FewRows = DirectTile<Row, std::conditional_t<pairs_few, BrainPair, float>>;
 
@@ -162,7 +169,7 @@ class Attention {
     // Turns a tile's products into the weights for P V. Compiled once for all kinds of tiles with float32 weights.
     template <class Tile>
     void weigh(std::int64_t first_key, ItemRow* row, int count) {
-        if constexpr (std::is_same_v<Tile, DirectTile<Row>> || !multiplies_pairs<Row>)
+        if constexpr (!multiplies_pairs<Row> || std::is_same_v<Tile, DirectTile<Row>>)
             weigh_floats(first_key, row, count, Tile::block_rows);
         else
             this->weigh_pairs(first_key, row, count, Tile::block_rows);
@@ -183,7 +190,7 @@ class Attention {
 
     // Scores that only need their scale get it in the softmax.
     __attribute__((noinline)) void weigh_pairs(std::int64_t first_key, ItemRow* row, int count, int block) {
-        constexpr bool plain = !Row::logits && !Row::sink && Row::bias == Bias::none;
+        constexpr bool plain = !Row::logits && !Row::sink && Row::bias == Bias::none && !has_key_scales<Row>;
         for (int i = 0; i < count; ++i) {
             const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
             float* const s = scratch.s[i] + whole.begin;
@@ -195,7 +202,7 @@ class Attention {
                 finish_scores(row[i], first_key, seen, whole, scratch.s[i]);
                 scale = 1;
             }
-            if constexpr (Row::dropout) {
+            if constexpr (Row::dropout || has_key_scales<Row>) {
                 scratch.rescale[i] = softmax_row(s, columns, row[i].state);
                 apply_factors(row[i], first_key, whole, scratch.s[i]);
                 round_weights(s, columns, p);

@@ -1,47 +1,63 @@
-// One K/V tile and its two products with a few query rows, straight from the tensors: copying would cost more than it saves.
-// Products of float32, or of pairs of bf16 in vectors.
+// One K/V tile and its two products with a few query rows, straight from the tensors: packing would cost more than it
+// saves. Products of float32, or of pairs of bf16 in vectors.
 #pragma once
 
+#include "copies.hpp"
 #include "host/gemm.hpp"
+#include "host/shared_rows.hpp"
 #include "pipeline.hpp"
 #include "scratch.hpp"
 
 namespace catalog::host {
 
-// Pairs of the same columns of two neighbouring rows, a vector of them at a time.
+// Pairs of the same columns of two neighbouring rows.
+template <class Element>
 struct PairedRows {
-    const bf16 *even, *odd;
-    int column;
-
-    PairedRows operator+(int columns) const { return {even, odd, column + columns}; }
+    const Element *even, *odd;
 
 #if defined(CATALOG_BRAIN_PAIRS)
-    friend Bits load(PairedRows rows) {
-        const int at = rows.column / pairs_deep * pairs_deep;  // a whole vector of each row has two of pairs
-        const Words even = load_words(rows.even + at), odd = load_words(rows.odd + at);
-        return rows.column % pairs_deep ? interleave<true>(even, odd) : interleave<false>(even, odd);
+    template <int vectors>
+    friend void load_row(PairedRows rows, Bits (&to)[vectors]) {
+        using Reader = RowReader<BrainPair, Element>;
+        static_assert(vectors % Reader::vectors == 0);
+#pragma GCC unroll 16
+        for (int j = 0; j < vectors; j += Reader::vectors) {
+            Bits read[Reader::vectors];
+            Reader::load(rows.even + j * lanes, rows.odd - rows.even, read);
+#pragma GCC unroll 4
+            for (int i = 0; i < Reader::vectors; ++i) to[j + i] = read[i];
+        }
     }
 #endif
 };
 
-// The rows' weights are floats in scratch.s, or pairs in scratch.p.
-template <class Row, class Unit = float>
+// The rows' weights are floats in scratch.s, or pairs in scratch.p. `Read` reads keys and values as floats. If more
+// than one block of query rows shares them, those of 8 bits are converted once, in copies, where that costs less.
+template <class Row, class Unit = float, class Read = FloatReader<typename Row::dtype>>
 struct DirectTile {
     using Memory = Scratch<Row>;
     using Element = typename Row::dtype;
+    using Ahead = RowsAhead<Row::hdim_v, KvRows<Row>>;
 
     static constexpr bool pairs = std::is_same_v<Unit, BrainPair>;
+    static constexpr bool copies = has_bytes<Row> && (pairs || std::is_same_v<Read, FloatReader<Element>>);
     static constexpr int factors = Units<Unit>::depth;
-    static constexpr int block_rows = std::max(lanes / 4, 1);  // so that accumulators fit each target's registers
+    // So that accumulators fit each target's registers.
+    static constexpr int block_rows = pairs ? lanes / 2 : std::max(lanes / 4, 1);
     // Keys whose values stay in L1 while all rows and columns use them.
     static constexpr int stretch = Row::hdim_v * sizeof(Element) > 512 ? 16 : 32;
-    static constexpr int row_q = pairs ? Memory::row_q : Memory::row_few;
-    static constexpr int row_w = pairs ? Memory::row_p : Memory::row_s;
+    // Rows between those that are read and those that are prefetched: as many bytes as memory delivers meanwhile.
+    static constexpr int distance =
+        std::max(round_up(8192 / (Row::hdim_q * static_cast<int>(sizeof(Element))), stretch), stretch);
+    static_assert(stretch % lanes == 0);
 
-    // With few rows a copy never pays off; the limit is measured. Tensors are read in whole vectors and blocks, so the
+    using Reader = std::conditional_t<pairs, DepthReader<Unit, Element>, Read>;
+    static constexpr int whole = lanes * factors * Reader::vectors;
+
+    // With few rows packing never pays off; the limit is measured. Tensors are read in whole vectors and blocks, so the
     // head dims must be multiples of them.
     static bool pays(std::int64_t rows, int hdim_q, int hdim_v) {
-        return rows <= lanes && hdim_q % (lanes * factors) == 0 && hdim_v % std::max(Row::warp_n1, lanes * factors) == 0;
+        return rows <= lanes && hdim_q % whole == 0 && hdim_v % whole == 0 && hdim_v % Row::warp_n1 == 0;
     }
 
     Memory& scratch;
@@ -64,7 +80,7 @@ struct DirectTile {
 
     static void pack_query(Memory& scratch, std::int64_t row, const QueryElement<Row>* q, int hdim_q) {
         if constexpr (pairs)
-            std::memcpy(queries(scratch)[row], q, hdim_q * sizeof(Element));
+            std::memcpy(queries(scratch)[row], q, hdim_q * sizeof *q);
         else
             pack_scaled(q, hdim_q, scratch.row[row].scale, queries(scratch)[row]);
     }
@@ -72,63 +88,156 @@ struct DirectTile {
     DirectTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& next, int hdim_q, int hdim_v)
         : scratch(scratch), tile(tile), next(next), hdim_q(hdim_q), hdim_v(hdim_v) {}
 
-    // Keeps memory busy: prefetches values while keys are multiplied, and the next tile's keys while values are.
+    // While keys are multiplied, prefetches those that follow, and then values.
     void multiply_q_k(std::int64_t first_row, int rows) const {
-        const Columns* seen = scratch.seen;
-        // Per step, so that all blocks of rows prefetch alike.
-        const int asked = (lanes * lanes * factors + rows - 1) / rows;
-        for (int group = seen[0].begin / lanes * lanes; group < seen[rows - 1].end; group += lanes) {
-            Lines values(tile.values, group, std::min(group + lanes, tile.count), hdim_v);
-            for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
-                for (int key = group; key < group + lanes; key += lanes / block)
-                    multiply_rows<block, row_q, Memory::row_s>(queries(scratch)[first_row + row], tile.keys, values, asked,
-                                                               key, tile.count - 1, hdim_q, scratch.s[row] + key);
-            });
+        if constexpr (pairs) share_queries(first_row, rows);
+        const int begin = scratch.seen[0].begin / stretch * stretch;
+        const int end = round_up(scratch.seen[rows - 1].end, lanes);
+        for (int group = begin; group < end; group += lanes) {
+            const int at = group + distance;
+            const Ahead ahead = at < end ? keys_ahead(tile, at, lanes) : values_ahead(begin + at - end, lanes);
+            with_rows(tile.keys, group, std::min(group + lanes, tile.count), hdim_q, rows, ahead,
+                      [&](const auto& keys, int first, int last, auto& next_rows) {
+                          for_blocks_of(keys, rows, [&](auto block, int row) {
+                              multiply_keys<block>(first_row, row, group, keys, first, last, next_rows);
+                          });
+                      });
         }
     }
 
+    // The same with values, and then the next tile's keys.
     void multiply_p_v(std::int64_t first_row, int rows) const {
-        const Columns* seen = scratch.seen;
         for (int row = 0; row < rows; ++row) {
-            float* o = scratch.o[first_row + row];
+            float* const o = scratch.o[first_row + row];
             for (int d = 0; d < hdim_v; d += lanes) store(o + d, load(o + d) * scratch.rescale[row]);
         }
-        const int asked = (Row::warp_n1 * Row::hdim_q / Row::hdim_v + rows - 1) / rows * factors;
-        for (int key = seen[0].begin / stretch * stretch; key < seen[rows - 1].end; key += stretch) {
-            Lines next_keys(next.keys, key, std::min(key + stretch, next.count), hdim_q);
-            for (int column = 0; column < hdim_v; column += Row::warp_n1)
-                for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
-                    const int begin = std::max(key, seen[row].begin) / factors;
-                    const int end = (std::min(key + stretch, seen[row + block - 1].end) + factors - 1) / factors;
-                    add_products<block>(weights(scratch)[row] + begin,
-                                        FromColumn{tile.values, next_keys, block * asked, begin, column, tile.count},
-                                        end - begin, scratch.o[first_row + row] + column);
-                });
+        const int begin = scratch.seen[0].begin / stretch * stretch;
+        const int end = round_up(scratch.seen[rows - 1].end, stretch);
+        for (int key = begin; key < end; key += stretch) {
+            const int at = key + distance;
+            const Ahead ahead = at < end ? values_ahead(at, stretch) : keys_ahead(next, at - end, stretch);
+            with_rows(tile.values, key, std::min(key + stretch, tile.count), hdim_v, rows, ahead,
+                      [&](const auto& values, int first, int last, auto& next_rows) {
+                          multiply_values(first_row, rows, key, values, first, last, next_rows);
+                      });
         }
     }
 
    private:
-    // Values from a unit of keys and a column on; each step also prefetches a share of the next tile's keys.
+    static Ahead keys_ahead(const KvTile<Row>& of, int first, int count) {
+        return {of.keys, first, std::min(first + count, of.count)};
+    }
+    Ahead values_ahead(int first, int count) const {
+        return {tile.values, first, std::min(first + count, tile.count)};
+    }
+
+    // Calls body(rows, first, last, ahead) with the rows of `source` from `first` on and before `end`, or with a copy
+    // of them, and with what is prefetched while they are read.
+    template <class Body>
+    void with_rows(const KvRows<Row>& source, int first, int end, int width, int rows, Ahead ahead, Body body) const {
+        if constexpr (copies) {
+            if (rows > (pairs ? 1 : block_rows)) {
+                NothingAhead nothing;
+                const auto copy = copied<Reader>(source, first, end, width, scratch, ahead);
+                return body(copy, 0, end - first - 1, nothing);
+            }
+        }
+        body(source, first, end - 1, ahead);
+    }
+
+    // Calls body(std::integral_constant<int, size>, first) for blocks of query rows, multiplied by rows of `source`.
+    template <class Source, class Body>
+    static void for_blocks_of(const Source&, int rows, Body body) {
+        if constexpr (pairs && has_bytes<Row> && std::is_same_v<Source, KvRows<Row>>)
+            body(std::integral_constant<int, 1>{}, 0);
+        else if constexpr (pairs)
+            for_blocks<block_rows, 4, 2, 1>(0, rows, body);
+        else
+            for_blocks<block_rows, 1>(0, rows, body);
+    }
+
+    void share_queries(std::int64_t first_row, int rows) const {
+        const int depth = hdim_q / factors;
+        for_blocks<block_rows, 4, 2, 1>(0, rows, [&](auto block, int row) {
+            for (int r = 0; r < block; ++r)
+                share_vectors<block>(scratch.q[first_row + row + r], r, depth, scratch.shared_q + row * depth);
+        });
+    }
+
+    // Scores of a vector of keys from key `group` on, which are the rows of `keys` from `first` to `last`.
+    template <int block, class Source, class NextRows>
+    void multiply_keys(std::int64_t first_row, int row, int group, const Source& keys, int first, int last,
+                       NextRows& next_rows) const {
+        float* const s = scratch.s[row] + group;
+        if constexpr (pairs) {
+            const Unit* const q = scratch.shared_q + row * (hdim_q / factors);
+            multiply_shared<block, Memory::row_s>(q, keys, first, last, hdim_q, next_rows, s);
+        } else {
+            const float* const q = queries(scratch)[first_row + row];
+            for (int key = 0; key < lanes; key += lanes / block)
+                multiply_rows<ReaderOf<Source>, block, Memory::row_few, Memory::row_s>(
+                    q, keys, first + key, last, hdim_q, next_rows, s + key);
+        }
+    }
+
+    // What reads rows of a source as floats: the tensor's, or copies.
+    template <class Source>
+    using ReaderOf = std::conditional_t<std::is_same_v<Source, KvRows<Row>>, Read, FloatReader<float>>;
+
+    // The columns of a block of P V, as many as fit the registers.
+    template <int rows>
+    static constexpr int columns_of =
+        pairs ? std::min(Row::warp_n1, lanes / rows * lanes) : std::max(Row::warp_n1, whole);
+
+    // The products of the weights of a stretch, from those of `key` on, with the values of their keys: the rows of
+    // `values` from `first` to `last`.
+    template <class Source, class NextRows>
+    void multiply_values(std::int64_t first_row, int rows, int key, const Source& values, int first, int last,
+                         NextRows& next_rows) const {
+        const Columns* seen = scratch.seen;
+        for_blocks_of(values, rows, [&](auto block, int row) {
+            constexpr int width = columns_of<block>;
+            const int begin = std::max(key, seen[row].begin) / factors;
+            const int end = (std::min(key + stretch, seen[row + block - 1].end) + factors - 1) / factors;
+            const int row_of_first = first + begin * factors - key;
+            for (int column = 0; column < hdim_v; column += width)
+                add_products<block, width>(
+                    weights(scratch)[row] + begin,
+                    FromColumn<Source, NextRows, width>{values, next_rows, row_of_first, column, last}, end - begin,
+                    scratch.o[first_row + row] + column);
+        });
+    }
+
+    // Values from a row and a column on.
+    template <class Source, class NextRows, int columns>
     struct FromColumn {
-        const KvRows<Row>& values;
-        Lines<KvRows<Row>>& next_keys;
-        const int asked, first, column, count;
+        const Source& values;
+        NextRows& next_rows;
+        const int first, column, last;
 
         auto operator[](int unit) const {
-            next_keys.ask(asked);
-            const int key = (first + unit) * factors;
+            ask_alike<factors * columns * static_cast<int>(sizeof(Element))>(next_rows, unit);
+            const int row = first + unit * factors;
             if constexpr (pairs)
                 // After the last key, any values do that are numbers where the last ones are: their weights are zero.
-                return PairedRows{values[key] + column, values[std::min(key + 1, count - 1)] + column, 0};
+                return PairedRows<std::remove_const_t<std::remove_pointer_t<decltype(values[0])>>>{
+                    values[row] + column, values[std::min(row + 1, last)] + column};
             else
-                return values[key] + column;
+                return ReadRow<ReaderOf<Source>, std::remove_const_t<std::remove_pointer_t<decltype(values[0])>>>{
+                    values[row] + column};
         }
     };
 
     // A function of its own: in a large function, g++ keeps sums of assembly in memory.
-    template <int block>
-    __attribute__((noinline)) static void add_products(const Unit* weights, FromColumn values, int depth, float* o) {
-        multiply_block<block, Row::warp_n1, row_w, 1>(weights, values, depth, add_to<Memory::row_o>(o));
+    template <int block, int width, class Source, class NextRows>
+    __attribute__((noinline)) static void add_products(const Unit* weights, FromColumn<Source, NextRows, width> values,
+                                                       int depth, float* o) {
+        constexpr int row_w = pairs ? Memory::row_p : Memory::row_s;
+        constexpr float factor = pairs ? 1 : ReaderOf<Source>::factor;
+        multiply_block<block, width, row_w, 1>(weights, values, depth, [o](int row, int column, Float sum) {
+            float* const to = o + row * Memory::row_o + column;
+            store(to, load(to) + sum * factor);
+        });
     }
 };
 

@@ -38,7 +38,8 @@ inline bool is_supported() {
     if constexpr (Row::pipeline == Pipeline::host_amx)
         if (!amx::is_permitted()) return false;
 #if defined(CATALOG_BRAIN_PAIRS)
-    if constexpr (multiplies_pairs<Row>) return Units<BrainPair>::is_supported();
+    if constexpr (multiplies_pairs<Row>)
+        return Units<BrainPair>::is_supported() && (!has_bytes<Row> || has_byte_tables());
 #endif
     return true;
 }

@@ -48,6 +48,11 @@ struct Scratch {
 
     // Distance of rows. With a power of two they would share few sets of the L1 cache.
     static constexpr int row_q = depth / factors + 16, row_o = columns + 16, row_s = Row::tile_n0 + 16;
+    // Copies of keys or values of 8 bits: a whole tile as bf16, or few rows as float32.
+    static constexpr int copied_rows = !has_bytes<Row> ? 0 : multiplies_pairs<Row> ? Row::tile_n0 : 32;
+    static constexpr int row_copy = round_up(std::max(depth, columns), 2 * pairs_deep);
+    static constexpr int copy_bytes = multiplies_pairs<Row> ? sizeof(bf16) : sizeof(float);
+
     static constexpr int row_p = Row::tile_n0 / factors + 16, row_few = depth + 16;
 
     alignas(64) Unit q[item_rows][row_q];
@@ -56,6 +61,8 @@ struct Scratch {
     alignas(64) Unit v[Row::tile_n0 / factors * columns];
     alignas(64) float s[Row::tile_m0][row_s];
     alignas(64) Unit p[multiplies_pairs<Row> ? Row::tile_m0 : 1][row_p];  // float32 weights replace their scores
+    alignas(64) Unit shared_q[multiplies_pairs<Row> ? lanes * (depth / factors) : 1];  // of rows that share vectors
+    alignas(64) unsigned char copies[copied_rows * row_copy * copy_bytes + 1];
     alignas(64) float few_q[multiplies_pairs<Row> ? lanes : 1][row_few];  // float32 queries of DirectTile
     ItemRow row[item_rows];
     Columns seen[Row::tile_m0];

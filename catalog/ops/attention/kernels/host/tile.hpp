@@ -7,6 +7,7 @@
 
 #include "host/gemm.hpp"
 #include "host/tiles.hpp"
+#include "copies.hpp"
 #include "pipeline.hpp"
 #include "scratch.hpp"
 
@@ -91,7 +92,7 @@ struct PackedTile {
 // softmax.
 template <class Row>
 struct PairTile {
-    using T = typename Row::dtype;
+    using T = QueryElement<Row>;
     using Memory = Scratch<Row>;
     using Unit = typename Memory::Unit;
     static constexpr int factors = Memory::factors, whole = Memory::whole;
@@ -113,8 +114,20 @@ struct PairTile {
 
     PairTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& /*next*/, int hdim_q, int hdim_v)
         : scratch(scratch), depth(round_up(hdim_q, whole) / factors), hdim_v(hdim_v) {
-        pack_transposed<Row::warp_n0, Memory::depth / factors>(tile.keys, tile.count, hdim_q, scratch.k);
-        pack_columns_of_pairs<Row::warp_n1, Row::tile_n0, Memory::step>(tile.values, tile.count, hdim_v, scratch.v);
+        const auto pack_keys = [&](auto keys) {
+            pack_transposed<Row::warp_n0, Memory::depth / factors>(keys, tile.count, hdim_q, scratch.k);
+        };
+        const auto pack_values = [&](auto values) {
+            pack_columns_of_pairs<Row::warp_n1, Row::tile_n0, Memory::step>(values, tile.count, hdim_v, scratch.v);
+        };
+        if constexpr (has_bytes<Row>) {
+            using Reader = DepthReader<BrainPair, typename Row::dtype>;
+            pack_keys(copied<Reader>(tile.keys, 0, tile.count, hdim_q, scratch, NothingAhead{}));
+            pack_values(copied<Reader>(tile.values, 0, tile.count, hdim_v, scratch, NothingAhead{}));
+        } else {
+            pack_keys(tile.keys);
+            pack_values(tile.values);
+        }
     }
 
     // S = Q K^T.

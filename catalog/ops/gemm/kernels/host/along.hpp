@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "host/panels.hpp"
-#include "host/streams.hpp"
+#include "host/shared_rows.hpp"
 #include "scales.hpp"
 
 namespace catalog::host {
@@ -24,38 +24,6 @@ constexpr int rows_in_lanes(int rows) {
 
 // Whether a vector of A has units of several rows.
 inline constexpr bool rows_share_vectors = vector_registers > 16;
-
-// A vector with the same `units` units in turn, read from memory.
-template <class Unit, int units>
-inline auto repeated(const void* from) {
-    using Vector = typename Units<Unit>::Vector;
-    Vector vector;
-    if constexpr (units == lanes) {
-        std::memcpy(&vector, from, sizeof vector);
-#if defined(__AVX512F__)
-    } else if constexpr (units == 8) {
-        asm("vbroadcastf32x8 %1, %0" : "=v"(vector) : "m"(*static_cast<const char(*)[32]>(from)));
-    } else if constexpr (units == 4) {
-        asm("vbroadcastf32x4 %1, %0" : "=v"(vector) : "m"(*static_cast<const char(*)[16]>(from)));
-    } else if constexpr (units == 2) {
-        asm("vbroadcastsd %1, %0" : "=v"(vector) : "m"(*static_cast<const char(*)[8]>(from)));
-#elif defined(__AVX__)
-    } else if constexpr (units == 4) {
-        asm("vbroadcastf128 %1, %0" : "=x"(vector) : "m"(*static_cast<const char(*)[16]>(from)));
-    } else if constexpr (units == 2) {
-        asm("vbroadcastsd %1, %0" : "=x"(vector) : "m"(*static_cast<const char(*)[8]>(from)));
-#endif
-    } else if constexpr (units == 1) {
-        std::uint32_t unit;
-        std::memcpy(&unit, from, sizeof unit);
-        vector = (Vector)(Bits{} + unit);
-    } else {
-        std::uint32_t all[lanes];
-        for (int lane = 0; lane < lanes; lane += units) std::memcpy(all + lane, from, units * sizeof *all);
-        std::memcpy(&vector, all, sizeof vector);
-    }
-    return vector;
-}
 
 // Each lane that begins `span` lanes becomes their sum.
 template <int span, class Vector>

@@ -33,7 +33,13 @@ __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// The same of a barrier anywhere in the cluster; `barrier` is that of shared_address_of(). Orders nothing but what tensor
+// One arrival of a warp, behind what its lanes have done.
+__device__ __forceinline__ void warp_arrive(std::uint32_t barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+// An arrival at a barrier anywhere in the cluster; `barrier` is that of shared_address_of(). Orders nothing but what tensor
 // cores have read: with the cluster's scope, it would wait for all memory accesses of the thread, for about 1000 cycles.
 __device__ __forceinline__ void barrier_arrive_remote(std::uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

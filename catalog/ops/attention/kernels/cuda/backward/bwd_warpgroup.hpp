@@ -356,10 +356,7 @@ class BackwardWarpgroup {
         return sum * args.scale;
     }
 
-    __device__ __forceinline__ void release(std::uint32_t barrier) const {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(barrier);
-    }
+    static __device__ __forceinline__ void release(std::uint32_t barrier) { warp_arrive(barrier); }
 
     // What is staged of dQ. The fence is the adding thread's, but where other blocks wait for that one.
     __device__ __forceinline__ void release_dq(std::uint32_t barrier) const {

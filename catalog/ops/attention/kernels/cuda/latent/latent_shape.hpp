@@ -118,12 +118,6 @@ struct LatentTmaShape : LatentShape<Row> {
     static_assert(shared_bytes <= 227 * 1024);
 };
 
-// For a warp: one arrival, behind what its lanes have done.
-__device__ __forceinline__ void warp_arrive(std::uint32_t barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 // The tiles that some row of a block sees, and the keys that all of them see.
 struct LatentRange {
     int begin, end;

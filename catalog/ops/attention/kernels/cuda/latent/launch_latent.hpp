@@ -40,7 +40,8 @@ inline catalog_status launch_attend_latent(const catalog_args& args, cudaStream_
     return launch_work<Row, partial, Shape>(args, attend_latent<Row, partial, true>, stream);
 }
 
+// Of the kernel that copies: it has the most registers, for which occupancy is computed, and the most shared memory.
 template <class Row>
-inline constexpr Block block_of{LatentTmaShape<Row>::threads, LatentTmaShape<Row>::shared_bytes};
+inline constexpr Block block_of{LatentShape<Row>::threads, LatentShape<Row>::shared_bytes};
 
 }  // namespace catalog::cuda

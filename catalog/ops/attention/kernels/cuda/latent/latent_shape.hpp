@@ -81,6 +81,7 @@ struct LatentTmaShape : LatentShape<Row> {
     }
 
     // Barriers: a panel of a stage is there; the largest scores of a stage are; its weights are; nobody reads these any more.
+    // Named ones: 1 and 2 of a warpgroup that weighs, 3 and 4 of one that sums up, 5 of both that weigh.
     static __device__ __forceinline__ std::uint32_t full(std::uint32_t shared, int stage, int number) {
         return shared + barriers + (stage * Base::panels + number) * 8;
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "call.hpp"
 #include "cuda/tensor_map.hpp"
@@ -22,6 +23,22 @@ inline ByteStrides byte_strides(const catalog_tensor& tensor, std::int64_t batch
     };
     return {bytes(batch, tensor.stride_batch, 0), bytes(nhead, tensor.stride_nhead, 0),
             bytes(seqlen, tensor.stride_seqlen, row_bytes)};
+}
+
+// Of K or V, whose sequences lie in pages, one behind the other, or apart.
+template <class Row>
+inline ByteStrides key_strides(const catalog_args& args, const catalog_tensor& tensor, std::int64_t hdim) {
+    using T = typename Row::dtype;
+    constexpr bool group = Row::mode == Mode::group;
+    const std::int64_t batch = Row::paged_kv ? args.num_pages : group ? 1 : args.batch;
+    const std::int64_t rows = Row::paged_kv ? args.page_size : group ? most_tokens : args.seqlen_k;
+    return byte_strides<T>(tensor, batch, args.nhead_k, rows, hdim * sizeof(T));
+}
+
+// Rows of the parts of a tile of keys, each of which lies within a page.
+template <class Row>
+inline int rows_of_part(const catalog_args& args) {
+    return Row::paged_kv ? std::gcd(static_cast<int>(args.page_size), Row::tile_n0) : Row::tile_n0;
 }
 
 // Those of a sequence from token `first` on.

@@ -113,7 +113,7 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_k(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
-        if (!KvBlocks<Row>::by_all && !acts<Row>()) return;
+        if (!Row::paged_kv && !acts<Row>()) return;
         const std::uint32_t full = Shared::k_full(shared, k_ring.stage);
         await(Shared::k_empty(shared, k_ring.stage), k_ring.phase, full, Shared::k_bytes);
         blocks.load_keys(shared + Shared::k + k_ring.stage * Shared::k_bytes, full, place);
@@ -121,7 +121,7 @@ class FwdProducer {
     }
 
     __device__ __forceinline__ void load_v(const KvBlocks<Row>& blocks, const typename KvBlocks<Row>::Place& place) {
-        if (!KvBlocks<Row>::by_all && !acts<Row>()) return;
+        if (!Row::paged_kv && !acts<Row>()) return;
         const std::uint32_t full = Shared::loaded_v_full(shared, v_ring.stage);
         await(Shared::loaded_v_empty(shared, v_ring.stage), v_ring.phase, full, Shared::v_bytes);
         blocks.load_values(shared + Shared::loaded_v + v_ring.stage * Shared::v_bytes, full, place);
@@ -134,7 +134,7 @@ class FwdProducer {
             barrier_wait(empty, phase ^ 1);
             barrier_arrive_expect(full, bytes);
         }
-        if constexpr (KvBlocks<Row>::by_all) __syncwarp();
+        if constexpr (Row::paged_kv) __syncwarp();
     }
 
     const FwdCall& call;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 
 #include "operation/workspace.hpp"
 #include "cuda/common/call.hpp"
@@ -174,14 +173,10 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
     const std::int64_t rows_q = group ? most_tokens : args.seqlen_q;
-    const std::int64_t rows_k = Row::paged_kv ? args.page_size : group ? most_tokens : args.seqlen_k;
-    const std::int64_t batch_k = Row::paged_kv ? args.num_pages : batch;
-    const std::int64_t bytes_q = args.hdim_q * sizeof(T), bytes_v = args.hdim_v * sizeof(T);
-    const std::int64_t bytes_o = args.hdim_v * sizeof(O);
-    call.q = byte_strides<T>(args.q, batch, args.nhead_q, rows_q, bytes_q);
-    call.k = byte_strides<T>(args.k, batch_k, args.nhead_k, rows_k, bytes_q);
-    call.v = byte_strides<T>(args.v, batch_k, args.nhead_k, rows_k, bytes_v);
-    call.o = byte_strides<O>(args.o, batch, args.nhead_q, rows_q, bytes_o);
+    call.q = byte_strides<T>(args.q, batch, args.nhead_q, rows_q, args.hdim_q * sizeof(T));
+    call.k = key_strides<Row>(args, args.k, args.hdim_q);
+    call.v = key_strides<Row>(args, args.v, args.hdim_v);
+    call.o = byte_strides<O>(args.o, batch, args.nhead_q, rows_q, args.hdim_v * sizeof(O));
     call.lse = byte_strides<float>(args.lse, batch, args.nhead_q, rows_q, 0);
     // A tensor without elements may be anything; nothing is read through its map.
     const catalog_tensor& k = keys ? args.k : args.q;
@@ -192,7 +187,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
         return CATALOG_BAD_ARGUMENT;
     constexpr int columns_q = loaded_columns<Row, Row::hdim_q>, columns_v = loaded_columns<Row, Row::hdim_v>;
     if (Row::paged_kv && !(valid_steps(call.k) && valid_steps(call.v))) return CATALOG_BAD_ARGUMENT;
-    const int part_rows = Row::paged_kv ? std::gcd(static_cast<int>(args.page_size), Row::tile_n0) : Row::tile_n0;
+    const int part_rows = rows_of_part<Row>(args);
     if (!make_ragged_map<T>(call.q_map, args.q.data, call.q.seqlen, args.hdim_q, columns_q, 64) ||
         !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, columns_q, part_rows) ||
         !make_ragged_map<T>(call.v_map, v.data, call.v.seqlen, args.hdim_v, columns_v, part_rows))

@@ -21,7 +21,6 @@ template <class Row>
 class DenseBlocks {
    public:
     using Place = int;  // the block's number
-    static constexpr bool by_all = false;  // whether every thread of those that load has a part
 
     __device__ __forceinline__ DenseBlocks(const FwdCall& call, const Work<Row>& work, int head)
         : call(call),
@@ -48,8 +47,6 @@ class DenseBlocks {
 template <class Row>
 class PagedBlocks {
    public:
-    static constexpr bool by_all = true;
-
     // Of the lane's part, which becomes zeros if it has no rows.
     struct Place {
         int page, slot, rows;

@@ -5,6 +5,13 @@
 
 namespace catalog::cuda {
 
+// The numbers that were written for the thread's two rows.
+__device__ __forceinline__ void read_note(float (&of_rows)[2], std::uint32_t note) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(of_rows[half]) : "r"(note + row_of_thread(half) * 4) : "memory");
+}
+
 // The rows while their keys are weighed. Scores, then weights, are in the layout of an accumulator; see wgmma.hpp.
 template <class Row, bool partial>
 class LatentWeights {
@@ -68,7 +75,7 @@ class LatentWeights {
                            pack<T>(s[n + 4], s[n + 5]), pack<T>(s[n + 6], s[n + 7]));
     }
 
-    // A number for each row, for those who sum up.
+    // A number for each row, for other warpgroups.
     __device__ __forceinline__ void write(const float (&of_rows)[2], std::uint32_t note) const {
         if (lane % 4 == 0)
 #pragma unroll
@@ -94,7 +101,7 @@ class LatentWeights {
     // Where another warpgroup weighs other tiles of the same rows: the largest score of all tiles so far goes from one to the
     // other, and in the end the maximum and the sum of the tiles of one.
     __device__ __forceinline__ void write_maxima(std::uint32_t notes) const { write(max, notes); }
-    __device__ __forceinline__ void read_maxima(std::uint32_t notes) { read(max, notes); }
+    __device__ __forceinline__ void read_maxima(std::uint32_t notes) { read_note(max, notes); }
 
     __device__ __forceinline__ void write_sums(std::uint32_t of_maxima, std::uint32_t of_sums) const {
         write(max_of_sum, of_maxima);
@@ -103,8 +110,8 @@ class LatentWeights {
     }
     __device__ __forceinline__ void add_sums(std::uint32_t of_maxima, std::uint32_t of_sums) {
         float other_max[2], other_sum[2];
-        read(other_max, of_maxima);
-        read(other_sum, of_sums);
+        read_note(other_max, of_maxima);
+        read_note(other_sum, of_sums);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             max[half] = fmaxf(max_of_sum[half], other_max[half]);
@@ -153,12 +160,6 @@ class LatentWeights {
         return pair + __shfl_xor_sync(all_lanes, pair, 2);
     }
 
-    __device__ __forceinline__ void read(float (&of_rows)[2], std::uint32_t note) const {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(of_rows[half]) : "r"(note + row_of_thread(half) * 4) : "memory");
-    }
-
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
     const Window<Row::mask>& window;
@@ -187,9 +188,7 @@ class LatentSums {
     // Multiplies O with the numbers that were written for its rows.
     __device__ __forceinline__ void rescale(std::uint32_t note) {
         float factor[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor[half]) : "r"(note + row_of_thread(half) * 4) : "memory");
+        read_note(factor, note);
         if (!__any_sync(all_lanes, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
         for (auto& half : o)

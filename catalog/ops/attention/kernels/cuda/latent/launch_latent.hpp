@@ -1,8 +1,6 @@
 // The launch of multi-head latent attention: by which kernel.
 #pragma once
 
-#include <numeric>
-
 #include "attend_latent.hpp"
 #include "attend_latent_tma.hpp"
 
@@ -19,13 +17,10 @@ inline bool values_begin_keys(const catalog_args& args) {
 template <class Row>
 inline bool find_latent_keys(const catalog_args& args, LatentKeys& keys) {
     using T = typename Row::dtype;
-    constexpr int tile = LatentShape<Row>::keys;
     if (!has_keys(args)) return false;
-    const std::int64_t rows = Row::paged_kv ? args.page_size : Row::mode == Mode::group ? most_tokens : args.seqlen_k;
-    const std::int64_t batch = Row::paged_kv ? args.num_pages : Row::mode == Mode::group ? 1 : args.batch;
-    keys.strides = byte_strides<T>(args.k, batch, args.nhead_k, rows, args.hdim_q * sizeof(T));
+    keys.strides = key_strides<Row>(args, args.k, args.hdim_q);
     keys.steps = steps_of(keys.strides);
-    keys.part_rows = Row::paged_kv ? std::gcd(static_cast<int>(args.page_size), tile) : tile;
+    keys.part_rows = rows_of_part<Row>(args);
     return keys.part_rows % 8 == 0 && valid_steps(keys.strides) &&
            make_ragged_map<T>(keys.map, args.k.data, keys.strides.seqlen, args.hdim_q, panel_columns, keys.part_rows);
 }

@@ -154,7 +154,7 @@ def test_gradients_under_a_block_mask(
             assert np.array_equal(after[name][:, :, :1408], before[name][:, :, :1408])
 
 
-@pytest.mark.parametrize("hdim", [64, 128, 192, 256])
+@pytest.mark.parametrize("hdim", [64, 128, 192, 256, 512])
 def test_deterministic_backward_is_the_same_bits_every_time(
     catalog: Catalog, tested: Mapping[Op, list[Row]], hdim: int
 ) -> None:
@@ -186,7 +186,7 @@ def test_packed_sequences_that_differ_in_length(catalog: Catalog, hdim: int, mas
 
 
 @pytest.mark.parametrize("mask", ["no", "causal"])
-@pytest.mark.parametrize("hdim", [64, 128])
+@pytest.mark.parametrize("hdim", [64, 128, 512])
 def test_forward_and_backward_agree_with_pytorch(catalog: Catalog, hdim: int, mask: str) -> None:
     torch = pytest.importorskip("torch")
     shape = {"batch": 2, "nhead_q": 4, "seqlen_q": 515, "hdim_q": hdim, "dtype": "fp16", "mask": mask}

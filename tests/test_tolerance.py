@@ -83,6 +83,21 @@ def test_tolerances_allow_an_honest_kernel_and_no_wrong_one(op, case):
         assert not allowed[name].allows(wrong[name].astype(result.dtype), expected[name]), name
 
 
+@pytest.mark.parametrize(
+    ("dtype", "weights", "may_lose"),
+    [("bf16kvfp8", "bfloat16", True), ("bf16kvfp8", "float32", False), ("bf16", "bfloat16", False)],
+)
+def test_only_rounding_to_fp16_may_lose_a_small_weight(dtype, weights, may_lose):
+    sizes = {"batch": 1, "nhead_q": 1, "seqlen_q": 1, "seqlen_k": 2, "hdim_q": 64}
+    problem = Problem(**sizes, dtype=dtype, bias="bias")
+    inputs = make_inputs(problem)
+    inputs["bias"][..., 1] = -30  # its weight is about e^-30, half a step of fp16 e^-17
+    inputs["v"][..., 0, :] = 0
+    expected, allowed = reference(problem, inputs)["o"], tolerances(problem, inputs, weights)["o"]
+    assert np.any(expected != 0)
+    assert allowed.allows(np.zeros_like(expected), expected) == may_lose
+
+
 @pytest.mark.parametrize("fields", [*PROBLEMS.values(), *(TINY | fields for fields in GRADIENTS.values())])
 def test_every_result_has_a_finite_tolerance(fields):
     problem = Problem(**fields)

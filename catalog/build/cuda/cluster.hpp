@@ -43,6 +43,15 @@ __device__ __forceinline__ float4 load_remote(std::uint32_t address) {
     return value;
 }
 
+// Asynchronous: the barrier, in the same block as `address`, counts the bytes that have arrived.
+__device__ __forceinline__ void store_remote(std::uint32_t address, std::uint32_t barrier, float x0, float x1, float x2,
+                                             float x3) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(address),
+        "r"(barrier), "f"(x0), "f"(x1), "f"(x2), "f"(x3)
+        : "memory");
+}
+
 __device__ __forceinline__ float load_remote_float(std::uint32_t address) {
     float value;
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");

@@ -310,6 +310,15 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, const float4
                  : "memory");
 }
 
+__device__ __forceinline__ float4 load_shared(std::uint32_t address) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
 // ---- Arithmetic.
 
 __device__ __forceinline__ float exp2_approximate(float x) {

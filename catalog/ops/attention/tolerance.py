@@ -15,7 +15,8 @@ score by less than u 2^-20. In a backward, O and LSE are inputs: the forward's r
 - A few roundings in a row (scaling, a change of base, exp2 of a few units in the last place, log, a reciprocal) are off
   by at most ``8 u`` relative to the largest number involved.
 - Rounding a result to its type, or weights to the type in which they are multiplied, is off by the unit roundoff
-  relative to the number, or half a step below the smallest normal one.
+  relative to the number, or half a step below the smallest normal one. Keys and values of 8 bits may be multiplied as
+  fp16, whatever the type of Q: each error is then that of the type for which it is larger.
 
 Tensor cores may cut off sums of 8-bit products: E, and O's error, then have the terms of
 :mod:`catalog.runtime.tensor_cores` for Q K^T and P V.
@@ -79,7 +80,11 @@ def tolerances(
         fp8_sum_bits: bits that matrix units keep of a sum of 8-bit products; None for all of float32.
     """
     sum_bits = fp8_sum_bits if problem.dtype in QUANTISED - OF_CACHES else None
-    return _OPERATIONS[problem.op](problem, inputs, _Products(*ROUNDING[weights], sum_bits))
+    as_fp16 = weights != "float32" and problem.dtype in OF_CACHES
+    rounding = [ROUNDING[element] for element in ((weights, "float16") if as_fp16 else (weights,))]
+    roundoff = max(roundoff for roundoff, _ in rounding)
+    half_step = max(roundoff * smallest for roundoff, smallest in rounding)
+    return _OPERATIONS[problem.op](problem, inputs, _Products(roundoff, half_step, sum_bits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +92,12 @@ class _Products:
     """How P and dS are rounded before they are multiplied, and how many bits sums of 8-bit products keep."""
 
     roundoff: float
-    smallest: float
+    half_step: float
     sum_bits: int | None
 
     def lost(self, weights: Float64) -> Float64:
         """Absolute error of each weight below the smallest normal number; hidden weights are exactly 0."""
-        return np.where(weights > 0, self.roundoff * self.smallest, 0.0)
+        return np.where(weights > 0, self.half_step, 0.0)
 
     def cut_off(self, a: Float64, b: Float64) -> Float64 | float:
         """What sums of the product of two matrices lose."""

@@ -191,7 +191,7 @@ inline bool appends_keys(const catalog_args& args) {
 template <class Row>
 inline bool valid_append(const catalog_args& args) {
     using T = QueryElement<Row>;
-    static_assert(Row::hdim_q <= 256 && Row::hdim_v <= 256, "a row belongs to one warp");
+    static_assert(Row::hdim_q <= 512 && Row::hdim_v <= 512, "a row belongs to one warp");
     if (!valid_sizes(args) || args.seqlen_new < 0 || args.seqlen_new > most_tokens || !valid_pages<Row>(args))
         return false;
     if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) || !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv))
@@ -239,6 +239,8 @@ inline catalog_status launch_append(const catalog_args& args, cudaStream_t strea
     const std::int64_t hdim = std::max(args.hdim_q, args.hdim_v);
     if (hdim <= 64) return launch_append<Row, 4, whole>(args, stream);
     if (hdim <= 128) return launch_append<Row, 8, whole>(args, stream);
+    if constexpr (std::max(Row::hdim_q, Row::hdim_v) > 256)
+        if (hdim > 256) return launch_append<Row, 32, whole>(args, stream);
     return launch_append<Row, 16, whole>(args, stream);
 }
 

@@ -61,8 +61,10 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
             }
             named_barrier_sync(all_consumers, Tile::consumers);  // K is read by all warpgroups
         }
-        Base::store_rows(dv, Base::final_scale_v(), Tile::v_at, warpgroup * 64, 0, &maps.dv, args.dv);
-        Base::store_rows(dk, Base::final_scale(), Tile::k_at, warpgroup * 64, 0, &maps.dk, args.dk);
+        Base::template store_rows<Tile::hdim_v>(dv, Base::final_scale_v(), Tile::v_at, warpgroup * 64, 0, &maps.dv,
+                                                args.dv);
+        Base::template store_rows<Tile::hdim_q>(dk, Base::final_scale(), Tile::k_at, warpgroup * 64, 0, &maps.dk,
+                                                args.dk);
         Base::finish_stores();
         if constexpr (Row::store_randval)
             if (args.randval.data) Base::store_random_bytes();

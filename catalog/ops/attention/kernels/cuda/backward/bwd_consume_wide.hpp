@@ -16,6 +16,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
     using Base::warp, Base::warpgroup, Base::work;
     static_assert(Tile::dq_stages == 1, "rounds of one tile take turns at its only place");
     static constexpr int columns = m / Tile::warpgroups;  // queries of a warpgroup's scores
+    static constexpr std::uint32_t other_buffer = Tile::ds_buffers > 1 ? Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes) : 0;
     static constexpr int panels_q = Tile::hdim_q / panel_columns / 2, panels_v = Tile::hdim_v / panel_columns / 2;
 
    public:
@@ -42,7 +43,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
                     visit(next.head, next.tile, weights, true, place, grad_o_place, s, dk, dv);
                     place = place.next();
                     grad_o_place = grad_o_place.next();
-                    weights ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                    weights ^= other_buffer;
                 }
             }
             while (!Row::block_mask && head < heads) {
@@ -50,17 +51,19 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
                 visit(head, tile, weights, !last || head + 1 < heads, place, grad_o_place, s, dk, dv);
                 place = place.next();
                 grad_o_place = grad_o_place.next();
-                weights ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                weights ^= other_buffer;
                 tile = last ? work.begin() : tile + 1;
                 head += last;
             }
             named_barrier_sync(all_consumers, Tile::consumers);  // K and V are read by both
         }
-        Base::store_rows(dv, Base::final_scale_v(), Tile::v_at, 0, warpgroup * panels_v, &maps.dv, args.dv);
-        Base::store_rows(dk, Base::final_scale(), Tile::k_at, 0, warpgroup * panels_q, &maps.dk, args.dk);
+        Base::template store_rows<Tile::hdim_v>(dv, Base::final_scale_v(), Tile::v_at, 0, warpgroup * panels_v,
+                                                &maps.dv, args.dv);
+        Base::template store_rows<Tile::hdim_q>(dk, Base::final_scale(), Tile::k_at, 0, warpgroup * panels_q, &maps.dk,
+                                                args.dk);
         Base::finish_stores();
         if constexpr (Row::store_randval)
-            if (args.randval.data) Base::store_random_bytes();
+            if (args.randval.data && slice_of<Row>() == 0) Base::store_random_bytes();
     }
 
    private:
@@ -98,6 +101,18 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         for (int step = 0; step < m / 16; ++step)
             wgmma<T, Major::mn>(d, advance(a, step * 32), advance(b, step * row_step), true);
         wgmma_commit();
+    }
+
+    // What both warpgroups have stored is there for all products.
+    __device__ __forceinline__ void meet() const {
+        named_barrier_sync(all_consumers, Tile::consumers);
+        fence_proxy_async();
+    }
+
+    __device__ __forceinline__ void add_values(std::uint32_t weights, std::uint32_t grad_o,
+                                               float (&dv)[panels_v * 32]) const {
+        meet();
+        add_to_keys<panels_v>(weights, grad_o, dv);
     }
 
     __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[panels_q * 32]) const {
@@ -142,19 +157,30 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         {
             float dp[columns / 2];
             std::uint32_t weights[columns / 16][4], ds[columns / 16][4];
+            const SliceExchange<Row> exchange(base, warpgroup);
+            if constexpr (Tile::slices > 1) exchange.template send<exchange.scores>(s);
             barrier_wait(barriers.full_grad_o(grad_o_place.stage), grad_o_place.phase);
             multiply_rows<Tile::hdim_v>(Tile::v_at, grad_o, dp);
+            if constexpr (Tile::slices > 1) exchange.template add<exchange.scores>(s);
             Base::template weigh_and_pack<columns>(head, tile, first_column, place.stage, s, weights);
+            // From the only buffer, both warpgroups have read what they had stored for the tile before.
+            if constexpr (Tile::ds_buffers == 1) named_barrier_sync(all_consumers, Tile::consumers);
             store_weights(weights, memory);
             wgmma_wait<0>();
             pin(dp);
+            if constexpr (Tile::slices > 1) {
+                exchange.template send<exchange.grad_weights>(dp);
+                add_values(memory, grad_o, dv);  // while the other block's sums come
+                exchange.template add<exchange.grad_weights>(dp);
+            }
             Base::template differentiate<false, columns>(head, tile, first_column, grad_o_place.stage, s, dp, weights,
                                                          ds);
             store_weights(ds, ds_memory);
         }
-        named_barrier_sync(all_consumers, Tile::consumers);
-        fence_proxy_async();
-        add_to_keys<panels_v>(memory, grad_o, dv);
+        if constexpr (Tile::slices > 1)
+            meet();
+        else
+            add_values(memory, grad_o, dv);
         float dq[panels_q * 32];
         start_dq(ds_memory, dq);
         add_to_keys<panels_q>(ds_memory, q, dk);
@@ -164,8 +190,8 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         wgmma_wait<1>();
         pin(dq);
         // Staging is cheaper beside dK than beside scores. A turn may be long in coming: then scores go first, unless a
-        // block mask leaves too few registers.
-        constexpr bool early_dq = !Row::deterministic || Row::block_mask;
+        // block mask or an exchange of sums leaves too few registers.
+        constexpr bool early_dq = !Row::deterministic || Row::block_mask || Tile::slices > 1;
         if constexpr (early_dq) hand_over<0>(dq);
         start_scores(place.next(), more, s);
         wgmma_wait<1>();

@@ -13,14 +13,14 @@ __device__ __forceinline__ RaggedRows ragged(const catalog_tensor& tensor, std::
             tensor.stride_seqlen * static_cast<std::int64_t>(sizeof(T)), rows};
 }
 
-// `columns` elements of each row, panel by panel.
-template <int columns, int panel_bytes>
+// `columns` elements of each row, panel by panel: those of the block's slice.
+template <class Row, int columns, int panel_bytes>
 __device__ __forceinline__ void load_panels(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
                                             const RaggedRows& rows, int first) {
 #pragma unroll
     for (int panel = 0; panel < columns / panel_columns; ++panel)
-        tma_load(target + panel * panel_bytes, map, barrier, panel * panel_columns, rows.first_row + first, rows.low,
-                 rows.high, RaggedRows::wrap);
+        tma_load(target + panel * panel_bytes, map, barrier, slice_of<Row>() * columns + panel * panel_columns,
+                 rows.first_row + first, rows.low, rows.high, RaggedRows::wrap);
 }
 
 // By one thread, or a warp under a block mask: all but V.
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
     if (acts<Row>()) {
         const RaggedRows k = ragged<T>(args.k, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
         barrier_arrive_expect(barriers.k(), Tile::k_bytes);
-        load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, work.first_key());
+        load_panels<Row, Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, work.first_key());
     }
     RingPlace<Tile::stages> place;
     RingPlace<Tile::grad_o_stages> grad_o_place;
@@ -48,11 +48,11 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
                 const std::uint32_t full_grad_o = barriers.full_grad_o(grad_o_place.stage);
                 barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
                 barrier_arrive_expect(full_q, Tile::q_bytes);
-                load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
-                                                             full_q, q, tile * Tile::m);
+                load_panels<Row, Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes,
+                                                                  &maps.q, full_q, q, tile * Tile::m);
                 barrier_wait(barriers.empty_grad_o(grad_o_place.stage), grad_o_place.phase ^ 1);
                 barrier_arrive_expect(full_grad_o, Tile::grad_o_bytes);
-                load_panels<Tile::hdim_v, Tile::query_panel>(
+                load_panels<Row, Tile::hdim_v, Tile::query_panel>(
                     base + Tile::grad_o_at + grad_o_place.stage * Tile::grad_o_bytes, &maps.grad_o, full_grad_o, grad_o,
                     tile * Tile::m);
             }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_v(const catalog_args& args, const BackwardM
     if (!acts<Row>()) return;
     const RaggedRows v = ragged<T>(args.v, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
     barrier_arrive_expect(barriers.v(), Tile::v_bytes);
-    load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, work.first_key());
+    load_panels<Row, Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, work.first_key());
 }
 
 // By one thread: adds what the warpgroups stage of a tile to dQ in device memory.
@@ -102,8 +102,8 @@ __device__ __forceinline__ void add_tile(const catalog_args& args, const Backwar
                 tma_reduce_add(&maps.dq_acc,
                                base + Tile::dq_at + place.stage * Tile::dq_bytes +
                                    (staged + panel) * Tile::query_panel + first_row * panel_row_bytes,
-                               (first_panel + panel) * 32, rows.first_row + tile * Tile::m + first_row, rows.low,
-                               rows.high, RaggedRows::wrap);
+                               slice_of<Row>() * Tile::hdim_q + (first_panel + panel) * 32,
+                               rows.first_row + tile * Tile::m + first_row, rows.low, rows.high, RaggedRows::wrap);
             bulk_commit();
         }
         bulk_wait_read<1>();

@@ -1,5 +1,5 @@
 // The stages of backward that treat every query row of every head by itself: a row is read by neighbouring lanes, 8
-// elements each, as many lanes as the head dim needs, and each lane has several rows in flight.
+// elements at a time, as many lanes as the head dim needs, and each lane has several rows in flight.
 #pragma once
 
 #include "bwd_call.hpp"
@@ -10,6 +10,9 @@ namespace catalog::cuda {
 
 inline constexpr int row_threads = 256;
 inline constexpr int rows_in_flight = 4;
+
+// Turns of 8 elements in which the lanes of a warp read a row of a head dim.
+inline constexpr int pieces_of(int hdim) { return (hdim + 255) / 256; }
 
 // The rows of a thread. Heads follow each other fastest: in most layouts they are neighbours in memory.
 template <class Row, int lanes>
@@ -29,11 +32,14 @@ struct ThreadRows {
     __device__ __forceinline__ int query(int i) const { return first + i * rows; }
     __device__ __forceinline__ bool has(int i) const { return query(i) < sequence.seqlen_q; }
 
-    // The elements of row i that are this lane's.
+    // The first of this lane's elements of a row in a turn.
+    __device__ __forceinline__ int element(int piece) const { return (piece * lanes + lane) * 8; }
+
+    // Those of row i in the first turn.
     template <class T>
     __device__ __forceinline__ T* of(const catalog_tensor& tensor, int i) const {
         return static_cast<T*>(tensor.data) +
-               offset_of(tensor, sequence.batch, head, sequence.first_q + query(i)) + lane * 8;
+               offset_of(tensor, sequence.batch, head, sequence.first_q + query(i)) + element(0);
     }
 };
 

@@ -22,11 +22,15 @@ struct BackwardTile {
 
     static constexpr int m = Row::tile_m0, n = Row::tile_n0;
 
+    // Blocks of a cluster, which divide the columns of head dims that are too wide for one: see bwd_slices.hpp.
+    static constexpr int slices = Row::hdim_q > 256 || Row::hdim_v > 256 ? 2 : 1;
+
     // Two warpgroups of consumers divide the keys, 64 to each; wide heads they divide by the head dim.
     static constexpr bool divides_hdim = Row::hdim_q > 128 || Row::hdim_v > 128;
     static constexpr int warpgroups = 2;
     static constexpr int hdim_step = divides_hdim ? 2 * panel_columns : panel_columns;
-    static constexpr int hdim_q = round_up(Row::hdim_q, hdim_step), hdim_v = round_up(Row::hdim_v, hdim_step);
+    static constexpr int hdim_q = round_up(Row::hdim_q / slices, hdim_step);
+    static constexpr int hdim_v = round_up(Row::hdim_v / slices, hdim_step);
     static constexpr int stages = Row::num_stages, grad_o_stages = divides_hdim ? 1 : stages;
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
 
@@ -58,28 +62,35 @@ struct BackwardTile {
     static_assert(m % 16 == 0 && m <= 256 && stages >= 1);
     static_assert(divides_hdim ? m == 64 && n == 64 && stages > 1 : n == 64 * warpgroups);
     static_assert(divides_hdim || divides_queries || hdim_q == 64 * warpgroups);
+    static_assert(slices == 1 || !Row::block_mask);
 
     // Panels of 64 columns (32 of float32), each a whole number of rows of 128 bytes.
     static constexpr int query_panel = m * panel_row_bytes, key_panel = n * panel_row_bytes;
     static constexpr int q_bytes = hdim_q / 64 * query_panel, grad_o_bytes = hdim_v / 64 * query_panel;
     static constexpr int k_bytes = hdim_q / 64 * key_panel, v_bytes = hdim_v / 64 * key_panel;
     static constexpr int ds_bytes = divides_hdim ? 2 * key_panel : warpgroups * query_panel;  // P too, if divides_hdim
+    static constexpr int ds_buffers = slices > 1 ? 1 : 2;
     static constexpr int dq_bytes = hdim_q / 32 * query_panel / dq_rounds;
     static constexpr int row_bytes = m * 4;  // a number for each query
+    static constexpr int exchange_bytes = slices > 1 ? m / warpgroups * n * 4 : 0;  // of a warpgroup
 
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
-    static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
+    static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + ds_buffers * ds_bytes;
 
     // In turns dQ of narrow heads is staged twice where there is room: a turn may be long in coming.
-    static constexpr int most_shared_bytes = 232448, barriers_bytes = (14 + 4 * stages) * 8;
+    static constexpr int most_shared_bytes = 232448, ring_barriers_bytes = (14 + 4 * stages) * 8;
+    static constexpr int barriers_bytes = ring_barriers_bytes + (slices > 1 ? warpgroups * 16 : 0);
     static constexpr int work_bytes = Row::block_mask ? 80 : 72;  // of WorkInMemory
     static constexpr int visits_bytes = Row::block_mask ? stages * visit_bytes : 0;
-    static constexpr int rest_bytes = 2 * stages * row_bytes + barriers_bytes + work_bytes + visits_bytes;
+    static constexpr int rest_bytes =
+        warpgroups * exchange_bytes + 2 * stages * row_bytes + barriers_bytes + work_bytes + visits_bytes;
     static constexpr bool fits_twice = dq_at + 2 * dq_bytes + rest_bytes <= most_shared_bytes;
     static constexpr int dq_stages = Row::deterministic && !divides_hdim && fits_twice ? 2 : 1;
 
-    static constexpr int lse_at = dq_at + dq_stages * dq_bytes, delta_at = lse_at + stages * row_bytes;
+    static constexpr int exchange_at = dq_at + dq_stages * dq_bytes;
+    static constexpr int lse_at = exchange_at + warpgroups * exchange_bytes, delta_at = lse_at + stages * row_bytes;
     static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + barriers_bytes;
+    static constexpr int exchange_barriers_at = barriers_at + ring_barriers_bytes;
     static constexpr int visits_at = work_at + work_bytes, shared_bytes = visits_at + visits_bytes;
     static_assert(shared_bytes <= most_shared_bytes, "a block has 227 KiB of shared memory");
 

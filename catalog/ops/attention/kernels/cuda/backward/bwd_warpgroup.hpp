@@ -265,6 +265,7 @@ class BackwardWarpgroup {
         const float kept_scale = Row::dropout ? dropout_of(args).scale : 1.0f;
         const float scale = Tile::scales_ds ? args.scale * kept_scale : kept_scale;
         [[maybe_unused]] Pairs<T> dbias(*this, args.dbias, head, tile * m + first_column);
+        if (Row::dbias && slice_of<Row>() > 0) dbias.queries = 0;  // the first slice's block stores it
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(delta + 32 * j);
@@ -306,8 +307,8 @@ class BackwardWarpgroup {
     __device__ __forceinline__ float final_scale() const { return Tile::scales_ds ? 1.0f : args.scale; }
     __device__ __forceinline__ float final_scale_v() const { return Row::dropout ? dropout_of(args).scale : 1.0f; }
 
-    // 64 rows of dK or dV, through the memory of K or V, which nobody reads any more.
-    template <int count>
+    // 64 rows of dK or dV, through the memory of K or V, which nobody reads any more. `hdim`: of the block's slice.
+    template <int hdim, int count>
     __device__ __forceinline__ void store_rows(const float (&sums)[count], float scale, std::uint32_t memory,
                                                int first_row, int first_panel, const CUtensorMap* map,
                                                const catalog_tensor& tensor) const {
@@ -328,8 +329,8 @@ class BackwardWarpgroup {
 #pragma unroll
         for (int panel = 0; panel < count / 32; ++panel)
             tma_store(map, target + panel * Tile::key_panel + first_row * panel_row_bytes,
-                      (first_panel + panel) * panel_columns, rows.first_row + first_key() + first_row, rows.low,
-                      rows.high, RaggedRows::wrap);
+                      slice_of<Row>() * hdim + (first_panel + panel) * panel_columns,
+                      rows.first_row + first_key() + first_row, rows.low, rows.high, RaggedRows::wrap);
         bulk_commit();
     }
 

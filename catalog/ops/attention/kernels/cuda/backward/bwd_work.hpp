@@ -6,7 +6,7 @@
 #pragma once
 
 #include "operation/workspace.hpp"
-#include "bwd_tile.hpp"
+#include "bwd_slices.hpp"
 
 namespace catalog::cuda {
 
@@ -62,11 +62,12 @@ struct BackwardWork {
     // For blocks of the last section that have no head the sequence has no keys.
     __device__ __forceinline__ BackwardWork(const catalog_args& args, const Sections& sections)
         : heads(heads_per_key_head(args)) {
-        const int head = blockIdx.y * sections.section + blockIdx.x % sections.section;
+        const int place = blockIdx.x / Tile::slices, places = gridDim.x / Tile::slices;
+        const int head = blockIdx.y * sections.section + place % sections.section;
         index = head / static_cast<int>(args.nhead_k);
         head_k = head % static_cast<int>(args.nhead_k);
-        const int block = blockIdx.x / sections.section;
-        first_key = (Row::deterministic ? gridDim.x / sections.section - 1 - block : block) * Tile::n;
+        const int block = place / sections.section;
+        first_key = (Row::deterministic ? places / sections.section - 1 - block : block) * Tile::n;
         sequence.seqlen_k = 0;
         if (head >= sections.heads) return;
         find_queries<Row>(args, index, sequence);
@@ -105,7 +106,9 @@ struct BackwardWork {
         store_wide_number(to + 56, dq);
         if constexpr (Row::deterministic) {
             const std::int64_t first = Row::mode == Mode::group ? sequence.first_q : index * args.seqlen_q;
-            const std::int64_t counter = head_k * heads * counters_of_head(args, Tile::m) + first / Tile::m + index;
+            const std::int64_t counters_of_slice = args.nhead_q * counters_of_head(args, Tile::m);
+            const std::int64_t counter = slice_of<Row>() * counters_of_slice +
+                                         head_k * heads * counters_of_head(args, Tile::m) + first / Tile::m + index;
             const std::int32_t* const counters =
                 static_cast<std::int32_t*>(args.dq_acc.data) + args.nhead_q * args.tokens_q * args.hdim_q + counter;
             store_wide_number(to + 64, reinterpret_cast<std::int64_t>(counters));

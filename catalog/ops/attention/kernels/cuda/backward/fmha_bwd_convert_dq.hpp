@@ -13,27 +13,30 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
     wait_for_last_kernel();
     using T = typename Row::dtype;
     const ThreadRows<Row, lanes> rows(args);
-    if (rows.lane * 8 >= args.hdim_q) return;
-    float4 even[rows_in_flight], odd[rows_in_flight];
 #pragma unroll
-    for (int i = 0; i < rows_in_flight; ++i) {
-        if (!rows.has(i)) continue;
-        const auto* const sums = reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i));
-        even[i] = __ldcs(sums);
-        odd[i] = __ldcs(sums + 1);
+    for (int piece = 0; piece < pieces_of(Row::hdim_q); ++piece) {
+        if (rows.element(piece) >= args.hdim_q) return;
+        const int distance = rows.element(piece) - rows.element(0);
+        float4 even[rows_in_flight], odd[rows_in_flight];
+#pragma unroll
+        for (int i = 0; i < rows_in_flight; ++i) {
+            if (!rows.has(i)) continue;
+            const float* const sums = rows.template of<const float>(args.dq_acc, i) + distance;
+            even[i] = __ldcs(reinterpret_cast<const float4*>(sums));
+            odd[i] = __ldcs(reinterpret_cast<const float4*>(sums) + 1);
+        }
+#pragma unroll
+        for (int i = 0; i < rows_in_flight; ++i)
+            if (rows.has(i))
+                *reinterpret_cast<uint4*>(rows.template of<T>(args.dq, i) + distance) =
+                    make_uint4(pack<T>(even[i].x, odd[i].x), pack<T>(even[i].y, odd[i].y),
+                               pack<T>(even[i].z, odd[i].z), pack<T>(even[i].w, odd[i].w));
     }
-#pragma unroll
-    for (int i = 0; i < rows_in_flight; ++i)
-        if (rows.has(i))
-            *reinterpret_cast<uint4*>(rows.template of<T>(args.dq, i)) =
-                make_uint4(pack<T>(even[i].x, odd[i].x), pack<T>(even[i].y, odd[i].y), pack<T>(even[i].z, odd[i].z),
-                           pack<T>(even[i].w, odd[i].w));
 }
 
 template <class Row>
 inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStream_t stream) noexcept {
     using T = typename Row::dtype;
-    static_assert(Row::hdim_q <= 256, "a row belongs to one warp");
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
     if (!has_queries(*args)) return CATALOG_OK;

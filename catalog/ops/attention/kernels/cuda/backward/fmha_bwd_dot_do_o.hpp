@@ -13,20 +13,24 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
     let_next_kernel_start();
     using T = typename Row::otype;
     const ThreadRows<Row, lanes> rows(args);
-    Eight<T> grad_o[rows_in_flight], o[rows_in_flight];
+    constexpr int pieces = pieces_of(Row::hdim_v);
+    Eight<T> grad_o[rows_in_flight][pieces], o[rows_in_flight][pieces];
 #pragma unroll
-    for (int i = 0; i < rows_in_flight; ++i) {
-        grad_o[i].bits = o[i].bits = make_uint4(0, 0, 0, 0);
-        if (!rows.has(i) || rows.lane * 8 >= args.hdim_v) continue;
-        grad_o[i].bits = load_eight(rows.template of<const T>(args.grad_o, i));
-        o[i].bits = load_eight(rows.template of<const T>(args.o, i));
-    }
+    for (int i = 0; i < rows_in_flight; ++i)
+#pragma unroll
+        for (int piece = 0; piece < pieces; ++piece) {
+            grad_o[i][piece].bits = o[i][piece].bits = make_uint4(0, 0, 0, 0);
+            if (!rows.has(i) || rows.element(piece) >= args.hdim_v) continue;
+            const int distance = rows.element(piece) - rows.element(0);
+            grad_o[i][piece].bits = load_eight(rows.template of<const T>(args.grad_o, i) + distance);
+            o[i][piece].bits = load_eight(rows.template of<const T>(args.o, i) + distance);
+        }
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i) {
         float sum = 0;
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
-            sum += static_cast<float>(grad_o[i].element[j]) * static_cast<float>(o[i].element[j]);
+        for (int j = 0; j < 8 * pieces; ++j)
+            sum += static_cast<float>(grad_o[i][j / 8].element[j % 8]) * static_cast<float>(o[i][j / 8].element[j % 8]);
 #pragma unroll
         for (int distance = lanes / 2; distance > 0; distance /= 2)
             sum += __shfl_xor_sync(~0u, sum, distance);
@@ -41,7 +45,6 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
 template <class Row>
 inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStream_t stream) noexcept {
     using T = typename Row::otype;
-    static_assert(Row::hdim_v <= 256, "a row belongs to one warp");
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
     if (!has_queries(*args)) return CATALOG_OK;

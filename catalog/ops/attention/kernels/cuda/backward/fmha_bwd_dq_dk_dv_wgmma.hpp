@@ -21,12 +21,16 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     using Tile = BackwardTile<Row>;
     extern __shared__ __align__(1024) std::uint8_t memory[];
     const std::uint32_t base = shared_address(memory);
-    if (threadIdx.x == 0) BackwardBarriers<Row>{base + Tile::barriers_at}.init();
+    if (threadIdx.x == 0) {
+        if constexpr (Tile::slices > 1) SliceExchange<Row>::init(base);
+        BackwardBarriers<Row>{base + Tile::barriers_at}.init();
+    }
     follow_last_kernel();
     const BackwardWork<Row> work(args, sections);
     if (work.first_key >= work.sequence.seqlen_k) return;
     if (threadIdx.x == 0) work.store(args, base + Tile::work_at);
     __syncthreads();
+    if constexpr (Tile::slices > 1) cluster_pass();  // init() released the barriers to the cluster
     if (threadIdx.x < 128) {
         release_registers<Tile::loader_registers>();
         const WorkInMemory work_in_memory{base + Tile::work_at};
@@ -46,6 +50,7 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
             WideBackwardConsumer<Row>(args, maps, base).run();
         else
             BackwardConsumer<Row>(args, maps, base).run();
+        if constexpr (Tile::slices > 1) cluster_pass();  // the other block may still write to this one's memory
     }
 }
 
@@ -74,7 +79,8 @@ inline catalog_status launch_clear_dq(void* dq, std::int64_t bytes, cudaStream_t
 template <class Row>
 inline std::int64_t counter_bytes(const catalog_args& args) {
     if (!Row::deterministic) return 0;
-    return args.nhead_q * counters_of_head(args, Row::tile_m0) * static_cast<std::int64_t>(sizeof(std::int32_t));
+    constexpr std::int64_t bytes = BackwardTile<Row>::slices * sizeof(std::int32_t);
+    return args.nhead_q * counters_of_head(args, Row::tile_m0) * bytes;
 }
 
 template <class Row>
@@ -167,10 +173,11 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
     constexpr std::int64_t most = 0x7fffffff;
     if (args->batch * args->nhead_k > most) return CATALOG_BAD_ARGUMENT;
     const Sections sections = sections_of<Row>(*args);
-    const std::int64_t blocks = divide_up(args->seqlen_k, Tile::n) * sections.section;
+    const std::int64_t blocks = divide_up(args->seqlen_k, Tile::n) * sections.section * Tile::slices;
     if (blocks > most) return CATALOG_BAD_ARGUMENT;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(sections.heads, sections.section)));
     return KernelLaunch(grid, Tile::threads, Tile::shared_bytes, stream, Start::early)
+        .in_clusters(Tile::slices)
         .run(kernel, *args, maps, sections);
 }
 

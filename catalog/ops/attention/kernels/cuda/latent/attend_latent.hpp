@@ -22,21 +22,22 @@ class LatentTurns {
     static __device__ __forceinline__ void init(std::uint32_t shared) {
         for (int stage = 0; stage < 2; ++stage)
             for (int group = 0; group < Shape::summing; ++group) barrier_init(Shape::full(shared, stage, group), 128);
-        barrier_init(Shape::weighed(shared), 4);
-        barrier_init(Shape::summed(shared), 4 * Shape::summing);
+        // Every thread arrives for itself: then nothing rests on the order within a warp.
+        barrier_init(Shape::weighed(shared), 128);
+        barrier_init(Shape::summed(shared), 128 * Shape::summing);
         barrier_init_fence();
     }
 
     // By those who weigh: before they write, and behind it.
     __device__ __forceinline__ void await_sums() const { barrier_wait(Shape::summed(shared), tile % 2 ^ 1); }
     __device__ __forceinline__ void tell_weights() {
-        warp_arrive(Shape::weighed(shared));
+        barrier_arrive(Shape::weighed(shared));
         ++tile;
     }
 
     // By those who sum up: before they read, and behind it.
     __device__ __forceinline__ void await_weights() { barrier_wait(Shape::weighed(shared), tile++ % 2); }
-    __device__ __forceinline__ void tell_sums() const { warp_arrive(Shape::summed(shared)); }
+    __device__ __forceinline__ void tell_sums() const { barrier_arrive(Shape::summed(shared)); }
 
    private:
     const std::uint32_t shared;

@@ -92,7 +92,7 @@ class LatentTmaWeights {
     __device__ __forceinline__ void weigh(const LatentRange& range) {
         const int first = range.begin + stage * Shape::keys;
         for (int key = first; key < range.end; key += 2 * Shape::keys, phase ^= 1) {
-            if (loads() && key > first) load_last_panel(key);
+            if (key > first) await_sums(key);
             __syncwarp();
             typename Weights::Tile s;
             multiply(s);
@@ -103,12 +103,12 @@ class LatentTmaWeights {
             float rescale[2];
             weights.find_maxima(s, key, range.all, rescale);
             weights.write_maxima(Shape::note(shared, Shape::max_first + stage));
-            warp_arrive(Shape::compared(shared, stage));
+            barrier_arrive(Shape::compared(shared, stage));
             weights.weigh(s);
             named_barrier_sync(1 + stage, 128);  // nobody reads the last panel any more
             weights.store(s, Shape::weights(shared, stage));
             weights.write(rescale, Shape::note(shared, Shape::rescale_first + stage));
-            warp_arrive(Shape::weighed(shared, stage));
+            barrier_arrive(Shape::weighed(shared, stage));
         }
     }
 
@@ -117,7 +117,7 @@ class LatentTmaWeights {
         const std::uint32_t of_sums = Shape::note(shared, Shape::second_sum);
         if (stage == 1) {
             weights.write_sums(of_maxima, of_sums);
-            warp_arrive(Shape::second_ended(shared));
+            barrier_arrive(Shape::second_ended(shared));
             return;
         }
         barrier_wait(Shape::second_ended(shared), 0);
@@ -125,15 +125,18 @@ class LatentTmaWeights {
         float normalize[2];
         weights.finish(normalize);
         weights.write(normalize, Shape::note(shared, Shape::normalize));
-        warp_arrive(Shape::ended(shared));
+        barrier_arrive(Shape::ended(shared));
     }
 
    private:
     static __device__ __forceinline__ bool loads() { return threadIdx.x % 128 < 32; }
 
-    __device__ __forceinline__ void load_last_panel(int key) const {
-        const auto part = tiles.find(key);
+    // Of the tile before in this stage; then the last panel of the tile that begins at `key` is loaded.
+    __device__ __forceinline__ void await_sums(int key) const {
+        typename Tiles::Part part;
+        if (loads()) part = tiles.find(key);
         barrier_wait(Shape::summed(shared, stage), phase ^ 1);
+        if (!loads()) return;
         fence_proxy_async();  // the weights that lie there were written by threads
         tiles.load(part, stage, Shape::last_panel);
     }
@@ -190,7 +193,7 @@ __device__ __forceinline__ void sum_up_tiles(const LatentTiles<Row, partial>& ti
         sums.finish_half();
         if (more && in_first_half) tiles.load(next, ring.stage, panel);
         sums.finish_adding();
-        if (threadIdx.x % 128 == 0) barrier_arrive(Shape::summed(shared, ring.stage));
+        barrier_arrive(Shape::summed(shared, ring.stage));
         if (more && !in_first_half) tiles.load(next, ring.stage, panel);
     }
     barrier_wait(Shape::ended(shared), 0);

@@ -103,15 +103,15 @@ struct LatentTmaShape : LatentShape<Row> {
 
     // By one thread.
     static __device__ __forceinline__ void init(std::uint32_t shared) {
-        constexpr int warps = 4;
+        constexpr int threads = 128;  // of a warpgroup: each arrives for itself, then nothing rests on the order within a warp
         for (int stage = 0; stage < 2; ++stage) {
             for (int i = 0; i < Base::panels; ++i) barrier_init(full(shared, stage, i), 1);
-            barrier_init(compared(shared, stage), warps);
-            barrier_init(weighed(shared, stage), warps);
-            barrier_init(summed(shared, stage), Base::summing);
+            barrier_init(compared(shared, stage), threads);
+            barrier_init(weighed(shared, stage), threads);
+            barrier_init(summed(shared, stage), threads * Base::summing);
         }
-        barrier_init(second_ended(shared), warps);
-        barrier_init(ended(shared), warps);
+        barrier_init(second_ended(shared), threads);
+        barrier_init(ended(shared), threads);
         barrier_init_fence();
     }
 

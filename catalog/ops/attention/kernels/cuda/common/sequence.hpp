@@ -34,6 +34,8 @@ __device__ __forceinline__ Sequence queries_of(const catalog_args& args, int ind
         seq.seqlen_q = clamp_length(min(end, args.tokens_q) - seq.first_q, args.seqlen_q);
     }
     seq.seqlen_q = length_of(args.seqlens_q, index, seq.seqlen_q);
+    if constexpr (Row::skip_min_seqlen_q)
+        if (seq.seqlen_q <= args.min_seqlen_q) seq.seqlen_q = 0;
     return seq;
 }
 

@@ -55,7 +55,8 @@ struct FwdCall {
     int grid;     // blocks of the grid; in group mode one for each tile
     bool skewed;  // sequences differ so much in length that blocks look for their tiles
     // Of rows with these features.
-    int sinks;  // first keys that are visible although left of the window
+    int sinks;         // first keys that are visible although left of the window
+    int min_seqlen_q;  // sequences of this many queries or fewer are skipped
     const void* bias;
     ByteStrides bias_strides;
     Dropout dropout;
@@ -231,6 +232,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.block_mask_strides = {bitmap.stride_batch, bitmap.stride_nhead, bitmap.stride_seqlen};
     call.block_mask_q = static_cast<int>(args.block_mask_q / Row::tile_m0);
     call.block_mask_kv = static_cast<int>(args.block_mask_kv / Row::tile_n0);
+    call.min_seqlen_q = static_cast<int>(std::clamp<std::int64_t>(args.min_seqlen_q, 0, most_tokens));
     call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));
     call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
     // Above zero, lest an unseen key's -infinity become a NaN.

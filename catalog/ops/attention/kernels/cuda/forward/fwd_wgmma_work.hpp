@@ -43,10 +43,12 @@ struct TileIndex {
     __device__ __forceinline__ void pin() { asm volatile("" : "+r"(block), "+r"(head), "+r"(batch)); }
 };
 
-// The number of queries of a sequence in group mode.
+// The number of queries of a sequence in group mode; none where it is skipped.
+template <class Row>
 __device__ __forceinline__ int packed_queries(const FwdCall& call, int batch) {
     const int stored = min(call.seqstart_q[batch + 1] - call.seqstart_q[batch], call.seqlen_q);
-    return max(call.seqlens_q ? min(stored, call.seqlens_q[batch]) : stored, 0);
+    const int queries = max(call.seqlens_q ? min(stored, call.seqlens_q[batch]) : stored, 0);
+    return !Row::skip_min_seqlen_q || queries > call.min_seqlen_q ? queries : 0;
 }
 
 // The tile of this block of the grid among those that have queries, sequence after sequence; under a mask the tiles of a
@@ -57,7 +59,7 @@ __device__ __forceinline__ TileIndex find_packed_tile(const FwdCall& call) {
     const int sequences = call.heads / call.nhead_q;
     TileIndex tile;
     for (int first = 0, before = 0; first < sequences; first += 32) {
-        const int queries = first + lane < sequences ? packed_queries(call, first + lane) : 0;
+        const int queries = first + lane < sequences ? packed_queries<Row>(call, first + lane) : 0;
         const int blocks = (queries + Row::tile_m0 - 1) / Row::tile_m0;
         int end = blocks;  // of one head, up to the end of the lane's sequence
 #pragma unroll
@@ -107,7 +109,7 @@ struct Work {
         seqlen_k = call.seqlen_k;
         if constexpr (group) {
             first_q = call.seqstart_q[batch];
-            seqlen_q = packed_queries(call, batch);
+            seqlen_q = packed_queries<Row>(call, batch);
             if constexpr (!Row::paged_kv) {
                 first_k = call.seqstart_k[batch];
                 seqlen_k = static_cast<int>(call.seqstart_k[batch + 1] - first_k);

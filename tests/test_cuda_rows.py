@@ -72,6 +72,8 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1, "batch": 128},
     {"op": "pagedkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "page_size": 16, "mask": "bottom_right"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
+    {"op": "pagedkv", "hdim_q": 128, "page_size": 16, "batch": 1, "seqlens_q": (2048,), "min_seqlen_q": 8},
+    {"hdim_q": 64, "batch": 1, "seqlens_q": (2048,), "seqlens_k": (2048,), "min_seqlen_q": 8},
     {"op": "pagedkv", "hdim_q": 256, "page_size": 4, "mask": "causal"},
     {"hdim_q": 64, "mask": "causal"} | PREFILL,
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "dtype": "bf16kvfp8", "qscale": "pertensor", "page_size": 16},

@@ -1,6 +1,8 @@
 // The 8-bit element types of OCP: e4m3fn (no infinity, NaN 0x7f) and e5m2 (the upper byte of fp16).
 #pragma once
 
+#include <type_traits>
+
 #include "dtype.hpp"
 
 namespace catalog::host {
@@ -43,7 +45,13 @@ struct FloatReader {
     static constexpr int vectors = 1;
     static constexpr float factor = 1;
 
-    static void load(const T* from, Float (&to)[vectors]) { to[0] = host::load(from); }
+    static void load(const T* from, Float (&to)[vectors]) {
+        to[0] = host::load(from);
+#if defined(__AVX__) && !defined(__AVX512F__)
+        // Otherwise g++ reads a vector of floats again for each row that it is multiplied by.
+        if constexpr (std::is_same_v<T, float>) asm("" : "+x"(to[0]));
+#endif
+    }
 };
 
 #if !defined(CATALOG_SVE)

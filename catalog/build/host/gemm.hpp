@@ -128,7 +128,8 @@ inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel
 
 // c[r * ldc + j] = a[r * lda] . b[first + j] for `rows` rows of A and as many rows of B as give a vector of products: one
 // accumulator each, all reduced together. Rows after `last` are read as `last`, so that no tail code is needed; their
-// products are not used. As much as the Reader reads of B is prefetched of `next`.
+// products are not used. As much as the Reader reads of B is prefetched of `next`. The loops over `read` are unrolled
+// early, as g++ otherwise keeps the vectors of A in memory.
 template <class Reader, int rows, int lda, int ldc, class B, class Ahead>
 __attribute__((noinline)) inline void multiply_rows(const float* a, B b, int first, int last, int depth, Ahead& next,
                                                     float* c) {
@@ -142,6 +143,7 @@ __attribute__((noinline)) inline void multiply_rows(const float* a, B b, int fir
         Float a_k[rows][read];
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
             for (int v = 0; v < read; ++v) a_k[r][v] = load(a + r * lda + k + v * lanes);
 #pragma GCC unroll 16
         for (int j = 0; j < columns; ++j) {
@@ -150,6 +152,7 @@ __attribute__((noinline)) inline void multiply_rows(const float* a, B b, int fir
             Reader::load(row[j] + k, b_k);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
                 for (int v = 0; v < read; ++v) acc[r * columns + j] += a_k[r][v] * b_k[v];
         }
     }

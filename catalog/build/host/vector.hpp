@@ -101,12 +101,15 @@ inline Float permute(Float a, Float b) {
     return permute<Pattern>(a, b, std::make_integer_sequence<int, lanes>{});
 }
 
+// The lower and the upper halves of each part of two vectors, interleaved.
+template <int part = lanes>
 struct InterleaveLow {
-    static constexpr unsigned at(int lane) { return lane / 2 + lane % 2 * lanes; }
+    static constexpr unsigned at(int lane) { return lane / part * part + lane % part / 2 + lane % 2 * lanes; }
 };
 
+template <int part = lanes>
 struct InterleaveHigh {
-    static constexpr unsigned at(int lane) { return lanes / 2 + InterleaveLow::at(lane); }
+    static constexpr unsigned at(int lane) { return part / 2 + InterleaveLow<part>::at(lane); }
 };
 
 struct EvenLanes {
@@ -144,21 +147,31 @@ inline void transpose(Float (&rows)[lanes]) {
     Float next[lanes];
 #pragma GCC unroll 16
     for (int i = 0; i < lanes / 2; ++i) {
-        next[2 * i] = permute<InterleaveLow>(rows[i], rows[i + lanes / 2]);
-        next[2 * i + 1] = permute<InterleaveHigh>(rows[i], rows[i + lanes / 2]);
+        next[2 * i] = permute<InterleaveLow<>>(rows[i], rows[i + lanes / 2]);
+        next[2 * i + 1] = permute<InterleaveHigh<>>(rows[i], rows[i + lanes / 2]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < lanes; ++i) rows[i] = next[i];
     if constexpr (2 * round < lanes) transpose<2 * round>(rows);
 }
 
+// The lanes that one instruction interleaves: with AVX, those of 128 bits.
+#if defined(__AVX__)
+inline constexpr int interleaved_lanes = 4;
+#else
+inline constexpr int interleaved_lanes = lanes;
+#endif
+
 // Lane i of the result is the sum of the lanes of x[i]; x is overwritten. Each round adds the interleaved halves of the
-// first and of the second half of the vectors, so the sums end up in order.
+// first and of the second half of the vectors, so the sums end up in order. The first rounds stay within the lanes that
+// one instruction interleaves: until each part has as many sums as lanes, all parts have sums of the same vectors.
 template <int count = lanes>
 inline Float sum_each(Float (&x)[lanes]) {
+    constexpr int part = 2 * lanes / count <= interleaved_lanes ? interleaved_lanes : lanes;
 #pragma GCC unroll 16
     for (int i = 0; i < count / 2; ++i)
-        x[i] = permute<InterleaveLow>(x[i], x[i + count / 2]) + permute<InterleaveHigh>(x[i], x[i + count / 2]);
+        x[i] = permute<InterleaveLow<part>>(x[i], x[i + count / 2]) +
+               permute<InterleaveHigh<part>>(x[i], x[i + count / 2]);
     if constexpr (count > 2) return sum_each<count / 2>(x);
     return x[0];
 }

@@ -42,10 +42,13 @@ struct DirectTile {
     static constexpr bool pairs = std::is_same_v<Unit, BrainPair>;
     static constexpr bool copies = has_bytes<Row> && (pairs || std::is_same_v<Read, FloatReader<Element>>);
     static constexpr int factors = Units<Unit>::depth;
+    static constexpr bool few_registers = !pairs && vector_registers == 16;
     // So that accumulators fit each target's registers.
-    static constexpr int block_rows = pairs ? lanes / 2 : std::max(lanes / 4, 1);
-    // Keys whose values stay in L1 while all rows and columns use them.
-    static constexpr int stretch = Row::hdim_v * sizeof(Element) > 512 ? 16 : 32;
+    static constexpr int block_rows = pairs || few_registers ? lanes / 2 : std::max(lanes / 4, 1);
+    // Keys whose values stay in L1 while all rows and columns use them. With few registers, blocks of sums are small and
+    // many, so that more keys for each pay off. Copies are wider than the values.
+    static constexpr int row_bytes = Row::hdim_v * static_cast<int>(sizeof(Element));
+    static constexpr int stretch = row_bytes > 512 ? 16 : row_bytes <= 256 && few_registers && !copies ? 64 : 32;
     // Rows between those that are read and those that are prefetched: as many bytes as memory delivers meanwhile.
     static constexpr int distance =
         std::max(round_up(8192 / (Row::hdim_q * static_cast<int>(sizeof(Element))), stretch), stretch);
@@ -136,7 +139,7 @@ struct DirectTile {
     template <class Body>
     void with_rows(const KvRows<Row>& source, int first, int end, int width, int rows, Ahead ahead, Body body) const {
         if constexpr (copies) {
-            if (rows > (pairs ? 1 : block_rows)) {
+            if (rows > (pairs ? 1 : block_rows) || (few_registers && rows == 3)) {  // more than one block
                 NothingAhead nothing;
                 const auto copy = copied<Reader>(source, first, end, width, scratch, ahead);
                 return body(copy, 0, end - first - 1, nothing);
@@ -153,7 +156,7 @@ struct DirectTile {
         else if constexpr (pairs)
             for_blocks<block_rows, 4, 2, 1>(0, rows, body);
         else
-            for_blocks<block_rows, 1>(0, rows, body);
+            for_blocks<block_rows, few_registers ? 2 : 1, 1>(0, rows, body);
     }
 
     void share_queries(std::int64_t first_row, int rows) const {
@@ -174,9 +177,22 @@ struct DirectTile {
             multiply_shared<block, Memory::row_s>(q, keys, first, last, hdim_q, next_rows, s);
         } else {
             const float* const q = queries(scratch)[first_row + row];
-            for (int key = 0; key < lanes; key += lanes / block)
-                multiply_rows<ReaderOf<Source>, block, Memory::row_few, Memory::row_s>(
-                    q, keys, first + key, last, hdim_q, next_rows, s + key);
+            constexpr int keys_at_once = lanes / block;
+            constexpr int step = keys_at_once * Reader::vectors * lanes * static_cast<int>(sizeof(Element));
+            const auto multiply = [&](int key, auto& ahead) {
+                multiply_rows<ReaderOf<Source>, block, Memory::row_few, Memory::row_s>(q, keys, first + key, last,
+                                                                                       hdim_q, ahead, s + key);
+            };
+            for (int key = 0; key < lanes; key += keys_at_once) {
+                if constexpr (block == 1 || step % 64 == 0) {
+                    multiply(key, next_rows);
+                } else {
+                    // Only some of the steps read a new line. To branch in each costs more than a few lines at once.
+                    NothingAhead nothing;
+                    next_rows.ask_rows(keys_at_once * hdim_q * static_cast<int>(sizeof(Element)) / 64);
+                    multiply(key, nothing);
+                }
+            }
         }
     }
 
@@ -186,8 +202,10 @@ struct DirectTile {
 
     // The columns of a block of P V, as many as fit the registers.
     template <int rows>
-    static constexpr int columns_of =
-        pairs ? std::min(Row::warp_n1, lanes / rows * lanes) : std::max(Row::warp_n1, whole);
+    static constexpr int columns_of = pairs ? std::min(Row::warp_n1, lanes / rows * lanes)
+                                      : few_registers && rows * Row::warp_n1 > 12 * lanes
+                                          ? Row::warp_n1 / 2
+                                          : std::max(Row::warp_n1, whole);
 
     // The products of the weights of a stretch, from those of `key` on, with the values of their keys: the rows of
     // `values` from `first` to `last`.
@@ -211,7 +229,7 @@ struct DirectTile {
     // Values from a row and a column on.
     template <class Source, class NextRows, int columns>
     struct FromColumn {
-        const Source& values;
+        const Source values;  // no reference, which would be read again after each write to memory
         NextRows& next_rows;
         const int first, column, last;
 

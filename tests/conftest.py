@@ -73,6 +73,29 @@ def has_nvcc() -> bool:
     return Trials(Cache(settings().cache_dir)).diagnose("sm_90", cuda_toolchain).missing is None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "leave out the tests that FILE names, and add the names of those that pass"
+    parser.addoption("--passed", metavar="FILE", help=about)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    passed = config.getoption("passed")
+    if passed is None or not Path(passed).exists():
+        return
+    names = set(Path(passed).read_text().splitlines())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in names])
+    items[:] = [item for item in items if item.nodeid not in names]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    passed = config.getoption("passed")
+    if passed is None or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    names = {report.nodeid for report in terminalreporter.getreports("passed")}
+    with Path(passed).open("a") as file:
+        file.writelines(f"{name}\n" for name in sorted(names))
+
+
 def pytest_collection_finish() -> None:
     """Exempt what pytest has made of all files from garbage collection, of which many tests ask for a whole one."""
     gc.collect()

@@ -34,6 +34,7 @@ ROWS = (
     (Family.FWD_PAGEDKV, Pipeline.SM90_LATENT),
     (Family.FWD_PAGEDKV, Pipeline.SM90_MMA),
     (Family.FWD_PAGEDKV, Pipeline.SM90_WGMMA),
+    (Family.BATCH_PREFILL, Pipeline.SM90_LATENT),
     (Family.BATCH_PREFILL, Pipeline.SM90_MMA),
     (Family.BATCH_PREFILL, Pipeline.SM90_WGMMA),
     (Family.FWD_APPENDKV, Pipeline.NO),
@@ -57,6 +58,7 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
 
 
 PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
+PAGE_FACTORS = {"dtype": "bf16kvfp8", "qscale": "kv_blockscale"}
 
 SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
@@ -71,6 +73,9 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1},
     {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1, "batch": 128},
     {"op": "pagedkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "page_size": 16, "mask": "bottom_right"},
+    {"op": "splitkv", "hdim_q": 512, "seqlen_q": 1, "logits_soft_cap": 50.0, "page_size": 16},
+    {"hdim_q": 512, "mask": "window", "window": (128, 0), "sink_size": 4, "bias": "bias"},
+    {"hdim_q": 512, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16, "batch": 1, "seqlens_q": (2048,), "min_seqlen_q": 8},
     {"hdim_q": 64, "batch": 1, "seqlens_q": (2048,), "seqlens_k": (2048,), "min_seqlen_q": 8},
@@ -78,6 +83,9 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 64, "mask": "causal"} | PREFILL,
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "dtype": "bf16kvfp8", "qscale": "pertensor", "page_size": 16},
     {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
+    {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "kv_blockscale", "mask": "causal"} | PREFILL,
+    {"hdim_q": 64, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL | PAGE_FACTORS,
+    {"hdim_q": 256, "bias": "alibi"} | PREFILL | PAGE_FACTORS,
     {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
     {"hdim_q": 128, "bias": "bias"} | PREFILL,
     {"hdim_q": 256, "bias": "alibi", "dropout": 0.1} | PREFILL,
@@ -242,10 +250,8 @@ def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:
 
 def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> None:
     kernel = row(catalog, Family.FWD, Pipeline.SM90_WGMMA)
-    scaled = kernel.model_copy(
-        update={"signature": kernel.signature.model_copy(update={"qscale": Qscale.KV_BLOCKSCALE})}
-    )
-    with pytest.raises(BuildError, match="NVIDIA has no kernels for qscale = kv_blockscale"):
+    scaled = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"qscale": Qscale.MX})})
+    with pytest.raises(BuildError, match="NVIDIA has no kernels for qscale = mx"):
         catalog.build(scaled)
 
 

@@ -98,6 +98,22 @@ def test_only_rounding_to_fp16_may_lose_a_small_weight(dtype, weights, may_lose)
     assert allowed.allows(np.zeros_like(expected), expected) == may_lose
 
 
+@pytest.mark.parametrize(("factor", "may_lose"), [(1.0, False), (2.0**-30, True)])
+def test_rounding_to_fp16_may_lose_a_value_of_a_small_factor(factor, may_lose):
+    problem = Problem(
+        op="batch_prefill",
+        **{"batch": 1, "nhead_q": 1, "seqlens_q": (1,), "seqlen_k": 2, "hdim_q": 64, "page_size": 1},
+        **{"dtype": "bf16kvfp8", "qscale": "kv_blockscale"},
+    )
+    inputs = make_inputs(problem)
+    first, second = inputs["block_table"][0]
+    inputs["v_descale"][first], inputs["v_descale"][second] = 1, factor
+    inputs["v_cache"][first] = 0
+    expected, allowed = reference(problem, inputs)["o"], tolerances(problem, inputs, "bfloat16")["o"]
+    assert np.any(expected != 0)
+    assert allowed.allows(np.zeros_like(expected), expected) == may_lose
+
+
 @pytest.mark.parametrize("fields", [*PROBLEMS.values(), *(TINY | fields for fields in GRADIENTS.values())])
 def test_every_result_has_a_finite_tolerance(fields):
     problem = Problem(**fields)

@@ -52,6 +52,12 @@ __device__ __forceinline__ void copy_async(std::uint32_t target, const void* sou
     copy_async_first(target, source, exists ? 16 : 0);
 }
 
+// Copies 4 bytes, or writes zeros.
+__device__ __forceinline__ void copy_async_word(std::uint32_t target, const void* source, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(exists ? 4 : 0)
+                 : "memory");
+}
+
 // Copies of this thread so far form a group.
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -16,7 +16,9 @@ score by less than u 2^-20. In a backward, O and LSE are inputs: the forward's r
   by at most ``8 u`` relative to the largest number involved.
 - Rounding a result to its type, or weights to the type in which they are multiplied, is off by the unit roundoff
   relative to the number, or half a step below the smallest normal one. Keys and values of 8 bits may be multiplied as
-  fp16, whatever the type of Q: each error is then that of the type for which it is larger.
+  fp16, whatever the type of Q: each error is then that of the type for which it is larger. Where blocks or pages
+  of values have factors, weights may be multiplied by them before they are rounded: half a step is then one of the
+  largest weight times the largest factor.
 
 Tensor cores may cut off sums of 8-bit products: E, and O's error, then have the terms of
 :mod:`catalog.runtime.tensor_cores` for Q K^T and P V.
@@ -110,6 +112,7 @@ def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Products
         o, lse_error = sequence.tokens(o_errors, "q"), sequence.rows(lse_errors)
         of_sum = _of_sum(sequence.seqlen_k)
         for head in sequence.heads():
+            largest_v = np.abs(sequence.values_of_largest_factor(head.key_index))
             for rows in sequence.blocks():
                 scores = head.scores(rows)
                 lse = log_sum_exp(scores, head.sink)
@@ -120,11 +123,10 @@ def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Products
                 of_lse = np.sum(p * of_scores, axis=1) + of_sum + 2 * _FEW
                 of_weights = of_scores + of_lse[:, np.newaxis] + of_sum + _FEW + rounded.roundoff
                 lse_error[head.index, rows] = of_lse
-                # A kernel rounds weights relative to the largest of the row.
+                # A kernel rounds weights relative to the largest of the row, and factors of values alike.
                 lost = rounded.lost(p) * np.max(p, axis=1, initial=0.0, keepdims=True)
-                of_p = head.dropout(rows) * (p * of_weights + lost)
-                of_sums = rounded.cut_off(p, head.v)
-                o[head.index, rows] = of_p @ np.abs(head.v) + of_sums + _step(problem, "o")
+                z, of_sums = head.dropout(rows), rounded.cut_off(p, head.v) + _step(problem, "o")
+                o[head.index, rows] = (z * p * of_weights) @ np.abs(head.v) + (z * lost) @ largest_v + of_sums
     results = {"o": Tolerance(o_errors, _roundoff(problem, "o")), "lse": Tolerance(lse_errors, _FEW)}
     return results | ({"randval": EXACT} if problem.randval else {})
 

@@ -79,11 +79,20 @@ class Sequence:
 
     def _rows(self, axis: Axis, head: int) -> Float64:
         """Q, K or V of a head, multiplied by its scales: (seqlen, hdim)."""
+        stored = self._stored(axis, head)
+        rows: Float64 = stored * self._descale(axis, head, len(stored))
+        return rows
+
+    def values_of_largest_factor(self, head: int) -> Float64:
+        """V of a head, each value multiplied by the largest of the head's factors: (seqlen_k, hdim_v)."""
+        stored = self._stored("v", head)
+        values: Float64 = stored * np.max(np.abs(self._descale("v", head, len(stored))), initial=0.0)
+        return values
+
+    def _stored(self, axis: Axis, head: int) -> Float64:
         if axis != "q" and self.problem.paged:
-            stored = self._paged(axis, head)
-        else:
-            stored = self.tokens(self.inputs[axis], axis)[head]
-        return stored.astype(np.float64) * self._descale(axis, head, len(stored))
+            return self._paged(axis, head).astype(np.float64)
+        return self.tokens(self.inputs[axis], axis)[head].astype(np.float64)
 
     def _pages(self) -> Array:
         """The numbers of the sequence's pages."""

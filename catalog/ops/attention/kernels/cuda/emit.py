@@ -34,7 +34,7 @@ _CUDA = Dialect(
         }
     ),
     enums=(Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable),
-    unknown=frozenset({Qscale.KV_BLOCKSCALE.value, Qscale.MX.value}),
+    unknown=frozenset({Qscale.MX.value}),
     numbers=tuple(
         name
         for name in TRAITS
@@ -61,6 +61,7 @@ _HEADERS: Mapping[tuple[str, str], str] = MappingProxyType(
         (Family.FWD_PAGEDKV, Pipeline.SM90_LATENT): "latent/fmha_fwd_latent",
         (Family.BATCH_PREFILL, Pipeline.SM90_WGMMA): "forward/fmha_fwd_wgmma",
         (Family.BATCH_PREFILL, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
+        (Family.BATCH_PREFILL, Pipeline.SM90_LATENT): "latent/fmha_fwd_latent",
         (Family.FWD_SPLITKV, Pipeline.SM90_MMA): "mma/fmha_fwd_splitkv_mma",
         (Family.FWD_SPLITKV, Pipeline.SM90_LATENT): "latent/fmha_fwd_splitkv_latent",
         (Family.FWD_SPLITKV, Pipeline.SM90_LATENT_WHOLE): "latent/fmha_fwd_splitkv_latent_whole",

@@ -9,7 +9,7 @@ namespace catalog::cuda {
 enum class Mode { batch, group };
 enum class Mask { none, causal, generic };
 enum class Bias { none, bias, alibi };
-enum class Qscale { none, pertensor, blockscale };
+enum class Qscale { none, pertensor, blockscale, kv_blockscale };
 enum class Rope { none, inter, half };
 enum class KvMemoryLayout { none, linear, vectorized };
 enum class KvLookupTable { none, vllm, sglang };

@@ -48,23 +48,25 @@ class LatentTurns {
 template <class Row, bool partial>
 class LatentCopiedSums {
     using Shape = LatentShape<Row>;
-    static constexpr int keys = Shape::keys;
 
    public:
     __device__ __forceinline__ LatentCopiedSums(const catalog_args& args, const MmaWork<Row, partial>& work,
                                                 std::uint32_t shared, int group)
         : shared(shared), group(group), loads(args, work, shared, group), sums(group), turns(shared) {}
 
-    // The tiles from `key` to `end`. Where V is the beginning of K, tiles take turns at the stages.
-    __device__ __forceinline__ void sum_up_one_cache(int key, int end) {
-        if (key < end) loads.load_keys(loads.find_keys(key, end), 0);
-        if (key + keys < end) loads.load_keys(loads.find_keys(key + keys, end), 1);
-        for (Ring<2> ring; key < end; key += keys, ring.next()) {
+    // Where V is the beginning of K, tiles take turns at the stages.
+    __device__ __forceinline__ void sum_up_one_cache(const LatentRange<Row>& range) {
+        const int begin = range.begin, second = range.after(begin), end = range.end;
+        if (begin < end) loads.load_keys(loads.find_keys(begin, end), 0);
+        if (second < end) loads.load_keys(loads.find_keys(second, end), 1);
+        Ring<2> ring;
+        for (int key = begin; key < end; key = range.after(key), ring.next()) {
             await_weights();
             start_adding(ring);
-            const auto next = loads.find_keys(key + 2 * keys, end);
+            const int loaded = range.after(range.after(key));
+            const auto next = loads.find_keys(loaded, end);
             sums.finish_half();
-            const bool more = key + 2 * keys < end;
+            const bool more = loaded < end;
             if (more) loads.template load_half_of_keys<0>(next, ring.stage);
             finish_adding();
             if (more) loads.template load_half_of_keys<1>(next, ring.stage);
@@ -72,17 +74,20 @@ class LatentCopiedSums {
     }
 
     // Else keys have the first stage, and values the second.
-    __device__ __forceinline__ void sum_up_two_caches(int key, int end) {
-        if (key < end) {
-            loads.load_keys(loads.find_keys(key, end), 0);
-            loads.load_values(loads.find_values(key, end), 1);
+    __device__ __forceinline__ void sum_up_two_caches(const LatentRange<Row>& range) {
+        const int begin = range.begin, end = range.end;
+        if (begin < end) {
+            loads.load_keys(loads.find_keys(begin, end), 0);
+            loads.load_values(loads.find_values(begin, end), 1);
         }
-        for (Ring<2> ring{1, 0}; key < end; key += keys, ring.phase ^= 1) {
+        Ring<2> ring{1, 0};
+        for (int key = begin; key < end; key = range.after(key), ring.phase ^= 1) {
             await_weights();
-            const bool more = key + keys < end;
-            if (more) loads.load_keys(loads.find_keys(key + keys, end), 0);
+            const int loaded = range.after(key);
+            const bool more = loaded < end;
+            if (more) loads.load_keys(loads.find_keys(loaded, end), 0);
             start_adding(ring);
-            const auto next = loads.find_values(key + keys, end);
+            const auto next = loads.find_values(loaded, end);
             finish_adding();
             if (more) loads.load_values(next, 1);
         }
@@ -151,16 +156,16 @@ __global__ void __launch_bounds__(LatentShape<Row>::threads, 1)
     __syncthreads();
 
     const Window<Row::mask> window = window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, work.keys(args));
-    const auto range = LatentRange::of<Row, partial>(args, work, window);
+    const LatentRange<Row> range(args, work, window);
 
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup > 0) {
         claim_registers<192>();
         LatentCopiedSums<Row, partial> sums(args, work, shared, warpgroup - 1);
         if constexpr (one_cache)
-            sums.sum_up_one_cache(range.begin, range.end);
+            sums.sum_up_one_cache(range);
         else
-            sums.sum_up_two_caches(range.begin, range.end);
+            sums.sum_up_two_caches(range);
         sums.store(args, work);
         return;
     }
@@ -169,7 +174,7 @@ __global__ void __launch_bounds__(LatentShape<Row>::threads, 1)
     LatentTurns<Row> turns(shared);
     load_latent_queries(args, work, shared);
     Ring<2> ring;
-    for (int key = range.begin; key < range.end; key += Shape::keys) {
+    for (int key = range.begin; key < range.end; key = range.after(key)) {
         typename LatentWeights<Row, partial>::Tile s;
         float rescale[2];
         multiply_copied<Row, partial>(s, shared, ring);

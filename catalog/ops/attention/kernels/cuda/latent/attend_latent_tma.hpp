@@ -84,14 +84,14 @@ class LatentTmaWeights {
     __device__ __forceinline__ LatentTmaWeights(const Tiles& tiles, Weights& weights, std::uint32_t shared, int stage)
         : tiles(tiles), weights(weights), shared(shared), stage(stage) {}
 
-    __device__ __forceinline__ void load_first(const LatentRange& range) const {
-        const int key = range.begin + stage * Shape::keys;
+    __device__ __forceinline__ void load_first(const LatentRange<Row>& range) const {
+        const int key = first_of(range);
         if (loads() && key < range.end) tiles.load(tiles.find(key), stage, Shape::last_panel);
     }
 
-    __device__ __forceinline__ void weigh(const LatentRange& range) {
-        const int first = range.begin + stage * Shape::keys;
-        for (int key = first; key < range.end; key += 2 * Shape::keys, phase ^= 1) {
+    __device__ __forceinline__ void weigh(const LatentRange<Row>& range) {
+        const int first = first_of(range);
+        for (int key = first; key < range.end; key = range.after(range.after(key)), phase ^= 1) {
             if (key > first) await_sums(key);
             __syncwarp();
             typename Weights::Tile s;
@@ -130,6 +130,9 @@ class LatentTmaWeights {
 
    private:
     static __device__ __forceinline__ bool loads() { return threadIdx.x % 128 < 32; }
+    __device__ __forceinline__ int first_of(const LatentRange<Row>& range) const {
+        return stage ? range.after(range.begin) : range.begin;
+    }
 
     // Of the tile before in this stage; then the last panel of the tile that begins at `key` is loaded.
     __device__ __forceinline__ void await_sums(int key) const {
@@ -171,25 +174,24 @@ class LatentTmaWeights {
 // A warpgroup that sums up, each warp of which loads one of the panels that it reads.
 template <class Row, bool partial>
 __device__ __forceinline__ void sum_up_tiles(const LatentTiles<Row, partial>& tiles, LatentSums<Row, partial>& sums,
-                                             const LatentRange& range, std::uint32_t shared, int group) {
+                                             const LatentRange<Row>& range, std::uint32_t shared, int group) {
     using Shape = LatentTmaShape<Row>;
     const int first_panel = group * Shape::panels_of_group, of_group = static_cast<int>(threadIdx.x) / 32 % 4;
     const int panel = first_panel + of_group;
     const bool in_first_half = of_group < Shape::panels_of_half;
-    for (int stage = 0; stage < 2; ++stage) {
-        const int key = range.begin + stage * Shape::keys;
+    for (int stage = 0, key = range.begin; stage < 2; ++stage, key = range.after(key))
         if (key < range.end) tiles.load(tiles.find(key), stage, panel);
-    }
     Ring<2> ring;
-    for (int key = range.begin; key < range.end; key += Shape::keys, ring.next()) {
-        const auto next = tiles.find(key + 2 * Shape::keys);
+    for (int key = range.begin; key < range.end; key = range.after(key), ring.next()) {
+        const int loaded = range.after(range.after(key));
+        const auto next = tiles.find(loaded);
 #pragma unroll
         for (int i = 0; i < Shape::panels_of_group; ++i)
             barrier_wait(Shape::full(shared, ring.stage, first_panel + i), ring.phase);
         barrier_wait(Shape::weighed(shared, ring.stage), ring.phase);
         sums.rescale(Shape::note(shared, Shape::rescale_first + ring.stage));
         sums.start_adding(Shape::weights(shared, ring.stage), Shape::panel(shared, ring.stage, 0));
-        const bool more = key + 2 * Shape::keys < range.end;
+        const bool more = loaded < range.end;
         sums.finish_half();
         if (more && in_first_half) tiles.load(next, ring.stage, panel);
         sums.finish_adding();
@@ -214,7 +216,7 @@ __global__ void __launch_bounds__(LatentTmaShape<Row>::threads, 1)
     __syncthreads();
 
     const Window<Row::mask> window = window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, work.keys(args));
-    const auto range = LatentRange::of<Row, partial>(args, work, window);
+    const LatentRange<Row> range(args, work, window);
     const LatentTiles<Row, partial> tiles(args, work, keys, shared, range.end);
     // The same for all lanes, and known to be.
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);

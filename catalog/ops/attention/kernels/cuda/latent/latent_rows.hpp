@@ -41,7 +41,8 @@ class LatentWeights {
     // The first of two steps in which scores of the keys from `key` on become weights: their maxima. `all`: keys that every
     // row sees. The result is what earlier sums of a row are to be multiplied with.
     __device__ __forceinline__ void find_maxima(Tile& s, int key, KeyRange all, float (&rescale)[2]) {
-        if (key < all.begin || all.end < key + keys) hide(s, key);
+        const bool hidden = key < all.begin || all.end < key + keys;
+        if (Scores<Row>::finished || hidden) finish_scores(s, key, hidden);
 #pragma unroll
         for (int half = 0; half < 2; ++half) rescale[half] = find_maximum(s, half);
     }
@@ -121,18 +122,12 @@ class LatentWeights {
     }
 
    private:
-    __device__ __forceinline__ void hide(Tile& s, int key) const {
+    // `hidden`: whether a row may not see some of the keys.
+    __device__ __forceinline__ void finish_scores(Tile& s, int key, bool hidden) const {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const KeyRange seen = window.visible(work.row_at(row_of_thread(half)).query);
-            const int first = key + lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    if (first + 8 * n + c < seen.begin || first + 8 * n + c >= seen.end)
-                        s[n * 4 + 2 * half + c] = minus_infinity();
-        }
+        for (int half = 0; half < 2; ++half)
+            finish_row<keys>(args, work, work.grid.scores, window, row_of_thread(half), key + lane % 4 * 2, hidden,
+                             [&](int n, int c) -> float& { return s[n * 4 + 2 * half + c]; });
     }
 
     // Smaller growth than 2^8 is left alone, as in MmaRows.

@@ -2,7 +2,7 @@
 // half of the columns of O. All have the same 64 rows of Q.
 #pragma once
 
-#include "cuda/mma/mma_work.hpp"
+#include "cuda/mma/row_scores.hpp"
 #include "cuda/ring.hpp"
 #include "cuda/wgmma.hpp"
 
@@ -119,20 +119,43 @@ struct LatentTmaShape : LatentShape<Row> {
     static_assert(shared_bytes <= 227 * 1024);
 };
 
-// The tiles that some row of a block sees, and the keys that all of them see.
+// The tiles that some row of a block sees, and the keys that all of them see, sinks aside.
+template <class Row>
 struct LatentRange {
+    static constexpr int keys = LatentShape<Row>::keys;
+
     int begin, end;
     KeyRange all;
+    KeyRange gap;  // between sinks and window: begins and ends with a tile
 
-    template <class Row, bool partial>
-    static __device__ __forceinline__ LatentRange of(const catalog_args& args, const MmaWork<Row, partial>& work,
-                                                     const Window<Row::mask>& window) {
+    template <bool partial>
+    __device__ __forceinline__ LatentRange(const catalog_args& args, const MmaWork<Row, partial>& work,
+                                           const Window<Row::mask>& window)
+        : gap{0, 0} {
         const KeyRange first_row = window.visible(work.row_at(0).query);
         const KeyRange last_row = window.visible(work.row_at(work.rows - 1).query);
         const KeyRange some = seen_by_some(first_row, last_row);
-        const int begin = some.begin / LatentShape<Row>::keys * LatentShape<Row>::keys;
+        all = seen_by_all(first_row, last_row);
+        begin = some.begin / keys * keys;
         // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
-        return {begin, some.begin < some.end ? some.end : begin, seen_by_all(first_row, last_row)};
+        const bool in_window = some.begin < some.end;
+        end = in_window ? some.end : begin;
+        if constexpr (Row::sink) {
+            const int first = work.keys(args).begin, of_sinks = min(sinks_of(args, work), some.end);
+            const int sinks = in_window ? min(of_sinks, begin) : of_sinks;
+            if (first >= sinks) return;
+            gap = {(sinks + keys - 1) / keys * keys, begin};
+            begin = first;
+            if (!in_window) end = sinks;
+        }
+    }
+
+    // The tile behind the one that begins at `key`.
+    __device__ __forceinline__ int after(int key) const {
+        key += keys;
+        if constexpr (Row::sink)
+            if (gap.begin <= key && key < gap.end) return gap.end;
+        return key;
     }
 };
 

@@ -40,7 +40,7 @@ class MmaAttention {
         const int window_end = sees_none ? first_key : some.end;
         if constexpr (Row::sink) {
             int key = work.keys(args).begin;
-            end = min(min(rows.sinks(), some.end), sees_none ? INT_MAX : first_key);
+            end = min(min(sinks_of(args, work), some.end), sees_none ? INT_MAX : first_key);
             start_copies<true>(key, key);
             for (bool of_window = false;; of_window = true) {
                 const int zero = attend_tiles(key, all);
@@ -72,11 +72,11 @@ class MmaAttention {
             sync_group();                 // nobody reads V of the last tile any more
             start_v(key + (stages - 1) * tile_n0, slot > 0 ? slot - 1 : stages - 1);
             find_places(key + stages * tile_n0);
-            rows.weigh_keys(ring + slot * Shape::k_bytes, key, all);
+            rows.weigh_keys(ring + slot * Shape::k_stage_bytes, key, all);
             copy_wait<2 * stages - 2>();  // V of this tile
             sync_group();                 // nobody reads K of this tile any more
             start_k(key + stages * tile_n0, slot);
-            rows.add_values(ring + stages * Shape::k_bytes + slot * Shape::v_bytes, key);
+            rows.add_values(ring + stages * Shape::k_stage_bytes + slot * Shape::v_bytes, key);
         }
         copy_wait<0>();
         return zero_of(key);
@@ -101,10 +101,15 @@ class MmaAttention {
     }
 
     // To a slot of the ring: the next tile of K. A group even where there is no such tile: waits count groups.
-    __device__ __forceinline__ void start_k(int key, int slot) { start(k_copy, ring + slot * Shape::k_bytes, key); }
+    __device__ __forceinline__ void start_k(int key, int slot) {
+        const std::uint32_t target = ring + slot * Shape::k_stage_bytes;
+        if constexpr (has_page_factors<Row>)
+            if (key < end) PageFactors<Row>::copy(args, work.head_k, target, thread.warp_m * Shape::copied, places);
+        start(k_copy, target, key);
+    }
 
     __device__ __forceinline__ void start_v(int key, int slot) {
-        start(v_copy, ring + stages * Shape::k_bytes + slot * Shape::v_bytes, key);
+        start(v_copy, ring + stages * Shape::k_stage_bytes + slot * Shape::v_bytes, key);
     }
 
     template <class Copy>

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "mma_results.hpp"
+#include "page_factors.hpp"
+#include "row_scores.hpp"
 #include "wgmma_tile.hpp"
 
 namespace catalog::cuda {
@@ -12,6 +14,8 @@ class MmaRows {
     using T = QueryElement<Row>;
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys, hdim_v = Row::hdim_v;
+    static constexpr bool has_factor =
+        Row::qscale == Qscale::pertensor || (has_page_factors<Row> && has_query_bytes<Row>);
 
    public:
     // `q`: the rows of Q in shared memory; `stored`: the keys that there are.
@@ -23,9 +27,11 @@ class MmaRows {
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, stored)),
           scores(work.grid.scores),
           tile(q) {
-        if constexpr (Row::qscale == Qscale::pertensor)
-            scores.multiply((has_query_bytes<Row> ? *static_cast<const float*>(args.q_descale.data) : 1.0f) *
-                            *static_cast<const float*>(args.k_descale.data));
+        if constexpr (has_factor) {
+            float factor = has_query_bytes<Row> ? *static_cast<const float*>(args.q_descale.data) : 1.0f;
+            if constexpr (Row::qscale == Qscale::pertensor) factor *= *static_cast<const float*>(args.k_descale.data);
+            scores.multiply(factor);
+        }
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -42,17 +48,17 @@ class MmaRows {
     __device__ __forceinline__ KeyRange seen_by_some() const { return cuda::seen_by_some(first_seen(), last_seen()); }
     __device__ __forceinline__ KeyRange seen_by_all() const { return cuda::seen_by_all(first_seen(), last_seen()); }
 
-    // First keys that queries see although left of the window.
-    __device__ __forceinline__ int sinks() const {
-        return Row::sink ? clamp_length(args.sink_size, work.seq.seqlen_k) : 0;
-    }
-
     // The group's keys of the tile that begins at `key`, in shared memory at `k`, are weighed. `all`: keys that every row
     // sees.
     __device__ __forceinline__ void weigh_keys(std::uint32_t k, int key, KeyRange all) {
+        if constexpr (has_page_factors<Row>)
+            if (const float change = page_factors.find_unit(k); change != 1.0f)
+                multiply_o([&](int, int) { return change; });
         tile.multiply_q_k(k, zero_of(key));
+        if constexpr (has_page_factors<Row>) page_factors.multiply_scores(tile.s, k);
         finish_scores(key + thread.warp_n * keys, all);
         weigh();
+        if constexpr (has_page_factors<Row>) page_factors.multiply_weights(tile.s, k);
     }
 
     // Their values are added.
@@ -66,18 +72,13 @@ class MmaRows {
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) max[m][half] *= scores.exponent;
+        if constexpr (has_page_factors<Row>) multiply_o([&](int, int) { return page_factors.unit; });
         MmaResults<Row, Target>(args, target, room, tile.o, max, sum, zero).finish();
     }
 
    private:
     __device__ __forceinline__ KeyRange first_seen() const { return window.visible(work.row_at(0).query); }
     __device__ __forceinline__ KeyRange last_seen() const { return window.visible(work.row_at(work.rows - 1).query); }
-
-    // Of a row of the tile; behind the last one those of the last.
-    __device__ __forceinline__ const T* biases_of(int row) const {
-        const QueryRow at = work.row_at(::min(row, work.rows - 1));
-        return rows_of<const T>(args.bias, work.seq.batch, work.head_of(at), work.seq.first_q + at.query);
-    }
 
     // Products become scores, -infinity where the query does not see the key. `all`: keys that every row sees.
     __device__ __forceinline__ void finish_scores(int key, KeyRange all) {
@@ -87,36 +88,9 @@ class MmaRows {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const QueryRow at = work.row_at(thread.row(m, half));
-                const int first = key + thread.lane % 4 * 2;
-                if constexpr (Scores<Row>::finished) {
-                    [[maybe_unused]] const T* const biases = biases_of(thread.row(m, half)) + first;
-                    const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
-                    const int distance = first - window.center(at.query);
-#pragma unroll
-                    for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            float& score = tile.s[m][n][2 * half + c];
-                            float bias = 0;
-                            if constexpr (Row::bias == Bias::bias)
-                                if (first + 8 * n + c < work.seq.seqlen_k) bias = static_cast<float>(biases[8 * n + c]);
-                            score = scores.finish(score, bias, slope, distance + 8 * n + c);
-                        }
-                }
-                if (!hidden) continue;
-                const KeyRange seen = window.visible(at.query);
-#pragma unroll
-                for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        const int column = 8 * n + c;
-                        bool before = Row::mask == Mask::generic && column < seen.begin - first;
-                        if constexpr (Row::sink) before &= column >= sinks() - first;
-                        if (before || column >= seen.end - first) tile.s[m][n][2 * half + c] = minus_infinity();
-                    }
-            }
+            for (int half = 0; half < 2; ++half)
+                finish_row<keys>(args, work, scores, window, thread.row(m, half), key + thread.lane % 4 * 2, hidden,
+                                 [&](int n, int c) -> float& { return tile.s[m][n][2 * half + c]; });
     }
 
     // Scores become weights, relative to the largest score so far, or to an earlier one that was less than 2^8 times
@@ -141,13 +115,7 @@ class MmaRows {
                 changed |= grows;
                 sum[m][half] *= rescale[m][half];
             }
-        if (__any_sync(0xffffffff, changed))
-#pragma unroll
-            for (int m = 0; m < atoms; ++m)
-#pragma unroll
-                for (int n = 0; n < hdim_v / 8; ++n)
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) tile.o[m][n][c] *= rescale[m][c / 2];
+        if (__any_sync(0xffffffff, changed)) multiply_o([&](int m, int half) { return rescale[m][half]; });
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -165,13 +133,25 @@ class MmaRows {
             }
     }
 
+    // `by`: what a row, of the warp's 16 number m, is multiplied with.
+    template <class Function>
+    __device__ __forceinline__ void multiply_o(const Function& by) {
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int n = 0; n < hdim_v / 8; ++n)
+#pragma unroll
+                for (int c = 0; c < 4; ++c) tile.o[m][n][c] *= by(m, c / 2);
+    }
+
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
     const MmaThread<Row> thread;
     const Window<Row::mask> window;
-    // The launch's, unless tensors have factors.
-    std::conditional_t<Row::qscale == Qscale::none, const Scores<Row>&, Scores<Row>> scores;
+    // The launch's, unless all products have a factor.
+    std::conditional_t<has_factor, Scores<Row>, const Scores<Row>&> scores;
     std::conditional_t<by_warpgroup<Row>, WgmmaTile<Row>, MmaTile<Row>> tile;
+    PageFactors<Row> page_factors;
     float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
 };
 

@@ -12,6 +12,10 @@ namespace catalog::cuda {
 template <class Row>
 inline constexpr bool by_warpgroup = false;
 
+// Whether the factors of keys and values are those of their page.
+template <class Row>
+inline constexpr bool has_page_factors = Row::qscale == Qscale::kv_blockscale;
+
 // How a block of a row's kernel is divided: `waves_n` groups of `waves_m` warps. The warps of a group have rows of
 // their own and share the keys that they copy and attend to; the groups divide the keys of each tile.
 template <class Row>
@@ -31,7 +35,8 @@ struct MmaShape {
     // Rows of Q make way for those of O, of 16 bits.
     static constexpr int staged_row_bytes = waves_n == 1 && hdim_v * 2 > q_row_bytes ? hdim_v * 2 : q_row_bytes;
     static constexpr int q_bytes = Row::tile_m0 * staged_row_bytes;
-    static constexpr int group_bytes = stages * (k_bytes + v_bytes);
+    static constexpr int k_stage_bytes = k_bytes + (has_page_factors<Row> ? 2 * keys * 4 : 0);  // see PageFactors
+    static constexpr int group_bytes = stages * (k_stage_bytes + v_bytes);
 
     // Results of the groups, to be merged: rows of O, then maxima and sums.
     static constexpr int merge_rows = waves_n * Row::tile_m0;

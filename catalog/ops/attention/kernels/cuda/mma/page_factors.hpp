@@ -1,0 +1,88 @@
+// Factors of keys and values where every head of every page has its own (kv_blockscale). They are copied with a tile of keys
+// and lie behind it in shared memory: a number for each key, then for each value.
+//
+// Scores are multiplied by the factors of keys. Weights are multiplied by those of values relative to the largest factor so
+// far, so that they still fit fp16; O is in units of that factor.
+#pragma once
+
+#include "mma_shape.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+class PageFactors {
+    using Shape = MmaShape<Row>;
+    static constexpr int atoms = Shape::atoms, keys = Shape::keys;
+
+   public:
+    using Scores = float[atoms][keys / 8][4];
+
+    // Starts to copy the factors of the rows that a warp copies to the tile at `k`: `first` is the first one's number.
+    static __device__ __forceinline__ void copy(const catalog_args& args, int head, std::uint32_t k, int first,
+                                                const Places<Row, Shape::copied>& places) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+        for (int i = 0; i < places.count; ++i) {
+            const int row = 32 * i + lane;
+            if (row >= Shape::copied) break;
+            const int page = places.page[i];
+            const std::uint32_t target = k + Shape::k_bytes + (first + row) * sizeof(float);
+            copy_async_word(target, factor_of(args.k_descale, page, head), page >= 0);
+            copy_async_word(target + keys * sizeof(float), factor_of(args.v_descale, page, head), page >= 0);
+        }
+    }
+
+    static __device__ __forceinline__ void multiply_scores(Scores& s, std::uint32_t k) { multiply(s, k, 0, 1.0f); }
+
+    // Makes the unit of O at least as large as the factors of these values: what O is to be multiplied with.
+    __device__ __forceinline__ float find_unit(std::uint32_t k) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n) {
+            const float2 of_two = read(k, keys + 8 * n);
+            largest = fmaxf(largest, fmaxf(fabsf(of_two.x), fabsf(of_two.y)));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+        if (!(largest > unit)) return 1.0f;
+        const float change = unit / largest;
+        unit = largest;
+        return change;
+    }
+
+    __device__ __forceinline__ void multiply_weights(Scores& weights, std::uint32_t k) const {
+        multiply(weights, k, keys, 1.0f / unit);
+    }
+
+    // Of O, for the factors of all tiles so far.
+    float unit = 0x1p-100f;
+
+   private:
+    static __device__ __forceinline__ const float* factor_of(const catalog_tensor& factors, int page, int head) {
+        return static_cast<const float*>(factors.data) + max(page, 0) * factors.stride_batch + head * factors.stride_nhead;
+    }
+
+    // Of the lane's two keys among the eight whose factors begin with number `first`.
+    static __device__ __forceinline__ float2 read(std::uint32_t k, int first) {
+        float2 of_two;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(of_two.x), "=f"(of_two.y)
+                     : "r"(k + Shape::k_bytes + (first + static_cast<int>(threadIdx.x) % 4 * 2) * static_cast<int>(sizeof(float)))
+                     : "memory");
+        return of_two;
+    }
+
+    static __device__ __forceinline__ void multiply(Scores& s, std::uint32_t k, int first, float by) {
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n) {
+            const float2 of_two = read(k, first + 8 * n);
+            const float of_key[2] = {of_two.x * by, of_two.y * by};
+#pragma unroll
+            for (int m = 0; m < atoms; ++m)
+#pragma unroll
+                for (int c = 0; c < 4; ++c) s[m][n][c] *= of_key[c % 2];
+        }
+    }
+};
+
+}  // namespace catalog::cuda

@@ -292,7 +292,7 @@ def test_occupancy_is_what_cuda_says(registers: int, threads: int, shared_bytes:
 
 @pytest.mark.parametrize(
     ("batch", "seqlen_k", "splits"),
-    [(1, 32768, 29), (16, 16384, 2), (20, 8192, 3), (64, 2048, 1), (1, 1024, 4), (1, 100, 1)],
+    [(1, 32768, 31), (16, 16384, 2), (20, 8192, 3), (64, 2048, 1), (1, 1024, 4), (1, 100, 1)],
 )
 def test_splits_fill_the_gpu(catalog: Catalog, batch: int, seqlen_k: int, splits: int) -> None:
     """132 multiprocessors with two blocks each; a batch has eight key heads, whose queries are one tile."""
@@ -301,3 +301,13 @@ def test_splits_fill_the_gpu(catalog: Catalog, batch: int, seqlen_k: int, splits
     plan = catalog.select(problem, arch="sm_90")
     assert plan.kernels[0].algorithm.block_per_cu == 2
     assert splits_of(problem, plan.kernels, 132, whole_waves=True) == splits
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen_k", "splits"), [(8, 4096, 8), (1, 1024, 8), (2, 4096, 22), (1, 8192, 43), (12, 4096, 5)]
+)
+def test_splits_of_long_keys_have_whole_tiles(catalog: Catalog, batch: int, seqlen_k: int, splits: int) -> None:
+    """Tiles of 64 keys, two tiles of queries for each sequence: 7 splits of 64 tiles would take as long as 10 tiles."""
+    problem = Problem(batch=batch, seqlen_k=seqlen_k, hdim_q=576, hdim_v=512, **SHORT_QUERIES | LATENT_HEADS)
+    kernels = catalog.kernels("family = 'fwd_splitkv' AND pipeline = 'sm90_latent'", arch="sm_90", limit=1)
+    assert splits_of(problem, kernels, 132, whole_waves=True) == splits

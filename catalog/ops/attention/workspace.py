@@ -17,15 +17,18 @@ MAX_SPLITS = 128
 _SHORTEST_SPLIT = 512
 """Minimum number of keys in a split for it to be worth a work item of its own."""
 
-_FEWEST_TILES, _FEWEST_LONG_TILES = 4, 2
-"""Minimum number of a kernel's tiles of keys in a split for it to be worth a block of its own. The second one is for
-keys of more than :data:`_LONG` elements.
-"""
+_FEWEST_TILES = 4
+"""Minimum number of a kernel's tiles of keys in a split for it to be worth a block of its own."""
 
 _LONG = 512
+"""Keys of more elements are worth splits of two tiles, or of three if there are more than :data:`_FEW` splits: on an
+H200, 64 splits of two such tiles take 7 us longer than 43 of three, as combining them takes longer.
+"""
+
+_FEW = 16
 
 _ITEMS_PER_THREAD = 4
-_NEARLY_FULL = 0.85
+_NEARLY_FULL = 0.9
 _DETERMINISTIC_SPLITS = 8
 
 
@@ -52,10 +55,12 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whol
     main = kernels[main_stage(problem, kernels)]
     items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // max(1, main.algorithm.tile_m0)))
     if whole_waves:
-        fewest = _FEWEST_LONG_TILES if problem.hdim_q > _LONG else _FEWEST_TILES
-        shortest = fewest * main.algorithm.tile_n0 or _SHORTEST_SPLIT
-        blocks = max(1, -(-problem.seqlen_k // shortest))
-        return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(blocks, MAX_SPLITS))
+        tiles = max(1, -(-problem.seqlen_k // (main.algorithm.tile_n0 or _SHORTEST_SPLIT)))
+        most = -(-tiles // _FEWEST_TILES)
+        if problem.hdim_q > _LONG:
+            most = max(min(-(-tiles // 2), _FEW), -(-tiles // 3))
+        places = threads * max(1, main.algorithm.block_per_cu)
+        return _whole_waves(items, tiles, places, min(most, MAX_SPLITS))
     return min(-(-_ITEMS_PER_THREAD * threads // items), -(-problem.seqlen_k // _SHORTEST_SPLIT) or 1, MAX_SPLITS)
 
 
@@ -67,15 +72,16 @@ def most_splits(problem: Problem) -> int:
     return min(_DETERMINISTIC_SPLITS, most) if problem.deterministic else most
 
 
-def _whole_waves(items: int, places: int, most: int) -> int:
+def _whole_waves(items: int, tiles: int, places: int, most: int) -> int:
     """The fewest splits of each of ``items`` that nearly fill the ``places`` for blocks that run at the same time.
 
-    FlashAttention-2 chooses splits this way: multiprocessors are idle only in the last wave of blocks.
+    FlashAttention-2 chooses splits this way: multiprocessors are idle only in the last wave of blocks. A split has
+    whole tiles of keys, so they are also idle where the splits do not divide the ``tiles`` of an item.
     """
 
     def filled(splits: int) -> float:
-        waves = items * splits / places
-        return waves / math.ceil(waves)
+        waves = math.ceil(items * splits / places)
+        return items * tiles / (places * waves * math.ceil(tiles / splits))
 
     enough = _NEARLY_FULL * max(map(filled, range(1, most + 1)))
     return next(splits for splits in range(1, most + 1) if filled(splits) >= enough)

@@ -92,7 +92,8 @@ class Sequence:
     def _stored(self, axis: Axis, head: int) -> Float64:
         if axis != "q" and self.problem.paged:
             return self._paged(axis, head).astype(np.float64)
-        return self.tokens(self.inputs[axis], axis)[head].astype(np.float64)
+        stored: Float64 = self.tokens(self.inputs[axis], axis)[head].astype(np.float64)
+        return stored
 
     def _pages(self) -> Array:
         """The numbers of the sequence's pages."""

@@ -177,6 +177,7 @@ def test_some_rows_need_no_second_launch_and_take_no_number_of_splits(catalog: C
         (1, 1024, "mma"),
         (4, 8192, "mma"),
         (8, 4096, "whole"),
+        (8, 16384, "mma"),
         (20, 8192, "mma"),
         (128, 1024, "whole"),
     ],
@@ -184,7 +185,7 @@ def test_some_rows_need_no_second_launch_and_take_no_number_of_splits(catalog: C
 def test_keys_stay_whole_where_that_keeps_the_memory_busy(
     catalog: Catalog, batch: int, seqlen_k: int, pipeline: str
 ) -> None:
-    """The faster one of the two on an H100."""
+    """The faster one of the two on an H200."""
     problem = Problem(batch=batch, seqlen_k=seqlen_k, hdim_q=128, **SHORT_QUERIES)
     assert catalog.select(problem, arch="sm_90").kernels[0].algorithm.pipeline == f"sm90_{pipeline}"
 

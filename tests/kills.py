@@ -29,7 +29,7 @@ from catalog.settings import settings
 HDIMS = (1, 2, 3, 4)
 RECEIPTS = (2,)  # some thousand kernels: short, and so often
 PATIENCE_SECONDS = 60
-OPTIONS = TuneOptions(candidates=2, again=True, rule=StopRule(1.0, least=3, seconds=0.01, warm_up_seconds=0))
+OPTIONS = TuneOptions(candidates=2, again=True, rule=StopRule(1.0, least=3, seconds=0.5, warm_up_seconds=0))
 LEFTOVER_FOLDERS = ("tmp", "locks")
 
 

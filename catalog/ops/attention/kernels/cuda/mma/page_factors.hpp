@@ -15,7 +15,7 @@ class PageFactors {
     static constexpr int atoms = Shape::atoms, keys = Shape::keys;
 
    public:
-    using Scores = float[atoms][keys / 8][4];
+    using Tile = float[atoms][keys / 8][4];
 
     // Starts to copy the factors of the rows that a warp copies to the tile at `k`: `first` is the first one's number.
     static __device__ __forceinline__ void copy(const catalog_args& args, int head, std::uint32_t k, int first,
@@ -32,7 +32,7 @@ class PageFactors {
         }
     }
 
-    static __device__ __forceinline__ void multiply_scores(Scores& s, std::uint32_t k) { multiply(s, k, 0, 1.0f); }
+    static __device__ __forceinline__ void multiply_scores(Tile& s, std::uint32_t k) { multiply(s, k, 0, 1.0f); }
 
     // Makes the unit of O at least as large as the factors of these values: what O is to be multiplied with.
     __device__ __forceinline__ float find_unit(std::uint32_t k) {
@@ -50,11 +50,11 @@ class PageFactors {
         return change;
     }
 
-    __device__ __forceinline__ void multiply_weights(Scores& weights, std::uint32_t k) const {
+    __device__ __forceinline__ void multiply_weights(Tile& weights, std::uint32_t k) const {
         multiply(weights, k, keys, 1.0f / unit);
     }
 
-    // Of O, for the factors of all tiles so far.
+    // O is in units of this, which is at least as large as the factors of all values so far.
     float unit = 0x1p-100f;
 
    private:
@@ -64,15 +64,16 @@ class PageFactors {
 
     // Of the lane's two keys among the eight whose factors begin with number `first`.
     static __device__ __forceinline__ float2 read(std::uint32_t k, int first) {
+        const int number = first + static_cast<int>(threadIdx.x) % 4 * 2;
         float2 of_two;
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                      : "=f"(of_two.x), "=f"(of_two.y)
-                     : "r"(k + Shape::k_bytes + (first + static_cast<int>(threadIdx.x) % 4 * 2) * static_cast<int>(sizeof(float)))
+                     : "r"(k + Shape::k_bytes + number * static_cast<int>(sizeof(float)))
                      : "memory");
         return of_two;
     }
 
-    static __device__ __forceinline__ void multiply(Scores& s, std::uint32_t k, int first, float by) {
+    static __device__ __forceinline__ void multiply(Tile& s, std::uint32_t k, int first, float by) {
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
             const float2 of_two = read(k, first + 8 * n);

@@ -1,13 +1,12 @@
 """Random problems for kernels of our own: signatures are rows of the catalog, sizes and tensors are drawn.
 
-Every two values of two traits that some row has together are in some signature; where an operation shares another's
-tiles, not every data type with every head dim. A kernel is compiled for each, so signatures are few; problems of one
-signature run on one plan.
+Every two values of two traits that some row has together are in some signature; ops that share fwd's code have not
+every data type with each of the traits that they share, too. A kernel is compiled for each, so signatures are few;
+problems of one signature run on one plan.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -52,8 +51,12 @@ LATENT = 512
 VECTOR = 8
 """Head dims of kernels that are padded to whole vectors are multiples of it; of 16 where elements have 8 bits."""
 
-TILES_OF_FWD: tuple[Op, ...] = ("splitkv", "pagedkv", "batch_prefill")
-"""They attend as fwd does, whose signatures have every data type with every head dim."""
+SHARED_WITH_FWD: Collection[str] = {
+    *("mode", "hdim_q", "hdim_v", "pad_d", "mask", "bias", "lse", "dropout", "logits", "sink", "skip_min_seqlen_q")
+}
+"""Traits whose code is the same in fwd and in the ops that read a cache: fwd pairs them with every data type."""
+
+READ_A_CACHE: tuple[Op, ...] = ("splitkv", "pagedkv", "batch_prefill")
 
 _TRAITS = (*(t.name for t in TRAITS.values() if t.group == "signature" and t.name != "family"), "pad_d")
 
@@ -77,19 +80,16 @@ def pairwise_cover(rows: Sequence[tuple[Any, ...]], apart: Collection[frozenset[
     """
 
     columns = [pair for pair in combinations(range(len(rows[0])), 2) if frozenset(pair) not in apart]
-
-    def pairs(row: tuple[Any, ...]) -> set[Any]:
-        return {((i, row[i]), (j, row[j])) for i, j in columns}
-
-    rng = random.Random(SEED)  # noqa: S311
-    missing = {((i, a), (j, b)) for i, j in columns for a, b in {(row[i], row[j]) for row in rows}}
-    chosen = []
-    while missing:
-        (i, a), (j, b) = min(missing, key=repr)
-        holders = [row for row in rows if row[i] == a and row[j] == b]
-        best = max(rng.sample(holders, min(len(holders), 60)), key=lambda row: len(pairs(row) & missing))
-        chosen.append(best)
-        missing -= pairs(best)
+    number: dict[Any, int] = {}
+    pairs = np.array([[number.setdefault((i, j, row[i], row[j]), len(number)) for i, j in columns] for row in rows])
+    holders = np.bincount(pairs.ravel())
+    missing, chosen = np.ones(len(number), dtype=bool), []
+    for pair in np.argsort(holders, kind="stable"):  # the rarest first
+        if missing[pair]:
+            candidates = np.flatnonzero((pairs == pair).any(axis=1))
+            best = candidates[missing[pairs[candidates]].sum(axis=1).argmax()]
+            chosen.append(rows[best])
+            missing[pairs[best]] = False
     return chosen
 
 
@@ -103,7 +103,7 @@ def signatures(catalog: Catalog, op: Op, arch: str = "host") -> tuple[Signature,
     varying = [i for i in range(len(_TRAITS)) if len({row[i] for row in rows}) > 1]
     reduced = {tuple(row[i] for i in varying): tuple(row) for row in rows}
     columns = [_TRAITS[i] for i in varying]
-    shared = ("hdim_q", "hdim_v") if op in TILES_OF_FWD else ()
+    shared = [name for name in columns if name in SHARED_WITH_FWD and op in READ_A_CACHE]
     cover = pairwise_cover(sorted(reduced), [frozenset(map(columns.index, ("dtype", name))) for name in shared])
     return tuple(Signature(op, dict(zip(_TRAITS, reduced[key], strict=True))) for key in cover)
 

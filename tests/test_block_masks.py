@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,13 @@ MASKS: dict[str, dict[str, Any]] = {
     "few queries": BLOCKS | {"seqlen_q": 3, "nhead_q": 2},
     "queries of several heads": BLOCKS | {"seqlen_q": 3, "bias": "alibi", "lse": True},
 }
-PIPELINES = {"fp32": ("host_panel",), "bf16": tuple(amx.PAIRS), "fp16": ("host_panel", "host_amx")}
+PIPELINES = (("fp32", "host_panel"), ("bf16", "host_panel"), ("fp16", "host_panel"))
+OF_16_BITS = (("bf16", "host_bf16"), ("bf16", "host_amx"), ("fp16", "host_amx"))
+
+
+def in_turn(masks: Iterable[str], *pipelines: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Each mask with a data type and a pipeline of each of the lists."""
+    return [(*found[index % len(found)], mask) for index, mask in enumerate(masks) for found in pipelines]
 
 
 @pytest.fixture
@@ -61,10 +67,9 @@ def arch_with(pipeline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return arch
 
 
-@pytest.mark.parametrize("mask", slow_but(["causal"], MASKS))
 @pytest.mark.parametrize(
-    ("dtype", "pipeline"),
-    slow_but([("fp32", "host_panel")], [(dtype, pipeline) for dtype, found in PIPELINES.items() for pipeline in found]),
+    ("dtype", "pipeline", "mask"),
+    slow_but([("bf16", "host_panel", "causal")], in_turn(MASKS, PIPELINES, OF_16_BITS)),
 )
 def test_every_pipeline_agrees_with_the_reference(
     *, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, pipeline: str, mask: str
@@ -82,13 +87,11 @@ GRADIENTS = WITHOUT_LSE | {
     "blocks longer than tiles": MASKS["blocks longer than tiles"] | {"dbias": True, "deterministic": True},
     "soft cap": BLOCKS | {"logits_soft_cap": 5.0, "mask": "causal", "dlse": True},
 }
-OF_GRADIENTS = PIPELINES | {"fp16": ("host_panel",)}
 
 
-@pytest.mark.parametrize("mask", slow_but(["causal"], GRADIENTS))
 @pytest.mark.parametrize(
-    ("dtype", "pipeline"),
-    slow_but([("fp32", "host_panel")], [(dtype, pipeline) for dtype in PIPELINES for pipeline in OF_GRADIENTS[dtype]]),
+    ("dtype", "pipeline", "mask"),
+    slow_but([], in_turn(GRADIENTS, PIPELINES, OF_16_BITS[:2])),
 )
 def test_gradients_of_every_pipeline_agree_with_the_reference(
     *, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, pipeline: str, mask: str
@@ -161,14 +164,14 @@ def test_queries_without_a_block_see_no_key(catalog: Catalog) -> None:
     np.testing.assert_array_equal(np.isneginf(lse), np.broadcast_to((np.arange(200) // 64) == 1, lse.shape))
 
 
-@pytest.mark.parametrize(
-    ("arch", "fields", "reason"),
-    [
-        ("x86_64_v4", {"block_mask_q": 24}, "after a multiple of 16 queries or 32 keys"),
-        ("sm_90", {"block_mask_kv": 96}, "a tile of keys is in one block"),
-        ("sm_90", {"block_mask_q": 32}, "all queries of a tile see the same blocks"),
-    ],
+FIT_NO_TILE: Sequence[tuple[str, dict[str, int], str]] = (
+    ("x86_64_v4", {"block_mask_q": 24}, "after a multiple of 16 queries or 32 keys"),
+    ("sm_90", {"block_mask_kv": 96}, "a tile of keys is in one block"),
+    ("sm_90", {"block_mask_q": 32}, "all queries of a tile see the same blocks"),
 )
+
+
+@pytest.mark.parametrize(("arch", "fields", "reason"), slow_but(FIT_NO_TILE[1:], FIT_NO_TILE))
 def test_blocks_that_fit_no_tile_are_explained(
     catalog_of: Callable[[str], Catalog], arch: str, fields: dict[str, Any], reason: str
 ) -> None:

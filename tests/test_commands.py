@@ -153,7 +153,7 @@ SHOWN = [
     f"select {PROBLEM} --arch sm_90",
     f"explain {PROBLEM} --arch sm_90",
     "explain family=fwd dtype=fp32 --arch sm_90",
-    "conformance --arch sm_90 --no-build",
+    "conformance --operation conv --arch sm_90 --no-build",
     f'build "{BUILT}" --limit 1',
     "cache path",
     "cache ls",
@@ -167,15 +167,9 @@ SHOWN = [
 ]
 CLEARING = ["cache clear --yes", "timings clear --yes"]
 EMPTY = {"cache verify", "cache quarantined", "cache unquarantine --all"}
-SECONDS = {"conformance --arch sm_90 --no-build"}
-"""Those that read each row of an arch."""
 
 
-@pytest.mark.parametrize(
-    "words",
-    slow_but([words for words in SHOWN if words not in SECONDS], SHOWN),
-    ids=lambda words: " ".join(words.split()[:2]),
-)
+@pytest.mark.parametrize("words", SHOWN, ids=lambda words: " ".join(words.split()[:2]))
 def test_formats_say_the_same(invoke, words):
     require_equal_formats(invoke, words)
 

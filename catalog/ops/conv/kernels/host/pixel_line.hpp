@@ -1,5 +1,5 @@
-// Pixels in one line: the rows of an image follow each other, with the zeros around them. What a tap of a filter meets from
-// all positions is then one line, too: the same one from another pixel on.
+// Pixels in one line: the rows of an image follow each other, with the zeros around them. What a tap of a filter meets
+// from all positions is then one line, too: the same one from another pixel on.
 #pragma once
 
 #include <numeric>
@@ -13,8 +13,8 @@ struct LineShape {
     std::int64_t pitch, high;
 };
 
-// Along an axis with a stride, a tap meets each stride-th pixel from its phase on: of those, the ones after its shift. Taps
-// that are `period` apart have the same phase.
+// Along an axis with a stride, a tap meets each stride-th pixel from its phase on: of those, the ones after its shift.
+// Taps that are `period` apart have the same phase.
 inline std::int64_t shift_of(const Axis& axis, std::int64_t tap) { return tap * axis.apart / axis.stride; }
 inline std::int64_t most_shift(const Axis& axis) { return shift_of(axis, axis.taps - 1); }
 inline std::int64_t period_of(const Axis& axis) { return axis.stride / std::gcd(axis.stride, axis.apart); }
@@ -44,35 +44,33 @@ inline std::int64_t zeros_shared(const Axis& axis) {
     return shared;
 }
 
-// Copies `count` channels of the pixels of some images to a line, `width` elements apart: those of a plane that the axes
-// see down and across. The line ends with the last pixel of the last image.
-template <int width, class T>
-inline void copy_line(const Image<const T>& image, std::int64_t plane, Range images, const Axis& down, const Axis& across,
-                      LineShape shape, int count, T* to) {
+inline constexpr int most_zeros = 256;
+template <class T>
+inline constexpr T zero_pixel[most_zeros]{};  // the channels of a pixel outside of an image
+
+// Writes where each pixel of a line is: those of a plane of some images that the axes see down and across. The line ends
+// with the last pixel of the last image. Returns the end.
+template <class T>
+inline const T** find_pixels(const Image<const T>& image, std::int64_t plane, Range images, const Axis& down,
+                             const Axis& across, LineShape shape, const T** to) {
     const Range rows_inside = down.positions_of(0), inside = across.positions_of(0);
     const std::int64_t apart = across.stride * image.all_channels;
     for (std::int64_t i = images.first; i < images.end; ++i) {
-        const T* const from = image.data + i * image.stride_image;
         const std::int64_t rows = i + 1 < images.end ? shape.high : down.count;
         for (std::int64_t row = 0; row < rows; ++row) {
             const std::int64_t columns = i + 1 < images.end || row + 1 < rows ? shape.pitch : across.count;
             const bool is_inside = row >= rows_inside.first && row < rows_inside.end;
             const Range seen = is_inside ? inside : Range{0, 0};
-            std::fill(to, to + seen.first * width, T{});
+            to = std::fill_n(to, seen.first, zero_pixel<T>);
             if (seen.first < seen.end) {
                 const std::int64_t h = down.origin + row * down.stride, w = across.origin + seen.first * across.stride;
-                const T* pixel = from + image.index(plane, h, w) * image.all_channels;
-                T* there = to + seen.first * width;
-                for (std::int64_t column = seen.first; column < seen.end; ++column, pixel += apart, there += width)
-                    if (count == width)
-                        std::memcpy(there, pixel, width * sizeof(T));
-                    else
-                        copy_elements(pixel, count, there);
+                const T* pixel = image.data + i * image.stride_image + image.index(plane, h, w) * image.all_channels;
+                for (std::int64_t j = seen.first; j < seen.end; ++j, pixel += apart) *to++ = pixel;
             }
-            std::fill(to + seen.end * width, to + columns * width, T{});
-            to += columns * width;
+            to = std::fill_n(to, columns - seen.end, zero_pixel<T>);
         }
     }
+    return to;
 }
 
 }  // namespace catalog::host

@@ -1,13 +1,13 @@
 // The gradient of weights in AMX tiles, for filters of several taps. Channels are the last axis.
 //
-// Pixels of a chunk of the image, and the gradients of the positions that see them, are lines in which neighbours are equally
-// far apart. A tap meets the line of pixels, shifted: so pixels are packed once, where an implicit product packs them once
-// for each tap. A has a row for each channel of the gradients, which consists of all positions; B has pairs of pixels. Where
-// a shift is odd, A is read from one element earlier instead, for which no copy is needed. Strides divide pixels into phases,
-// each of which is a line of its own.
+// Pixels of a chunk of the image, and the gradients of the positions that see them, are lines in which neighbours are
+// equally far apart. A tap meets the line of pixels, shifted: so pixels are packed once, where an implicit product
+// packs them once for each tap. A has a row for each channel of the gradients, which consists of all positions; B has
+// pairs of pixels. Where a shift is odd, A is read from one element earlier instead, for which no copy is needed.
+// Strides divide pixels into phases, each of which is a line of its own.
 //
-// The line of gradients has zeros where no positions are. They meet pixels, too, and their products would be NaN where these
-// are not finite. So if any result is not finite, the launch is refused, to be computed in another way.
+// The line of gradients has zeros where no positions are. They meet pixels, too, and their products would be NaN where
+// these are not finite. So if any result is not finite, the launch is refused, to be computed in another way.
 //
 // Threads share the chunks where there are few channels; the number of parts does not depend on the number of threads.
 #pragma once
@@ -26,7 +26,8 @@ class ShiftedGradients {
     static constexpr int factors = Units<Unit>::depth, deep = factors * whole_units<Unit>;
     static_assert(Row::direction == Direction::bwd_weight && Row::last && Row::in_tiles && factors == 2);
     static_assert(block == 2 * tile_units && Row::warp_tile_n == block && holds_neighbours<Unit, T>);
-    static constexpr std::int64_t least_rows = 8;  // of a chunk, where there are as many: their neighbours are packed, too
+    static_assert(most_zeros >= std::max(Row::tile_m, Row::tile_n));
+    static constexpr std::int64_t least_rows = 8;  // of a chunk, if there are as many: their neighbours are packed, too
     static constexpr std::int64_t most_taps = 1 << 10, most_positions = 8 * Row::tile_k;
     // Sums of a tile, which stay in the L2 cache beside what is multiplied; of all parts, which stay allocated.
     static constexpr std::int64_t most_sums = 160 << 10, most_sums_of_parts = 8 << 20;
@@ -51,7 +52,7 @@ class ShiftedGradients {
     };
 
     struct Memory {
-        T* line;
+        const T** line;
         Unit *a, *b;
     };
 
@@ -71,8 +72,9 @@ class ShiftedGradients {
         shape.pitch = columns + most_shift(of_w) - (columns == wide ? zeros_shared(of_w) : 0);
         rows = evenly(high, std::max<std::int64_t>(Row::tile_k / shape.pitch, 1));
         shape.high = rows + most_shift(of_h) - (rows == high ? zeros_shared(of_h) : 0);
+        const std::int64_t all_images = std::max<std::int64_t>(args.n, 1);
         if (rows == high && columns == wide)
-            images = std::clamp<std::int64_t>(Row::tile_k / (shape.high * shape.pitch), 1, std::max<std::int64_t>(args.n, 1));
+            images = std::clamp<std::int64_t>(Row::tile_k / (shape.high * shape.pitch), 1, all_images);
         column_pieces = (wide + columns - 1) / columns;
         row_pieces = (high + rows - 1) / rows;
         chunks = (args.n + images - 1) / images * window.axis[0].count * row_pieces * column_pieces;
@@ -178,8 +180,8 @@ class ShiftedGradients {
 
     // The thread's own memory for the largest chunk.
     Memory reserve() const {
-        const std::int64_t longest = length(images, rows), all = std::max(units(longest) * factors, longest + shift());
-        return {thread_room<struct PixelLine, T>().reserve(all * block),
+        const std::int64_t longest = length(images, rows);
+        return {thread_room<struct PixelLine, const T*>().reserve(factors * units_seen(longest)),
                 thread_room<struct ShiftedA, Unit>().reserve(zeros + of_down * block * units(longest)),
                 thread_room<struct ShiftedB, Unit>().reserve(of_across * block * units_seen(longest))};
     }
@@ -215,34 +217,53 @@ class ShiftedGradients {
         const Axis of_w = positions_alone(chunk.columns.first, columns, chunk.columns.end);
         Image<const T> image(args.output, of.out, args.k, args.g, tile.group, true);
         image.data += tile.row;
-        Unit* to = memory.a + zeros;
-        for (int row = 0; row < tile.rows; row += block, image.data += block, to += block * deep_units) {
-            const int some = std::min(tile.rows - row, block);
-            copy_line<block>(image, chunk.plane, chunk.images, of_h, of_w, shape, some, memory.line);
-            std::fill(memory.line + count * block, memory.line + deep_units * factors * block, T{});
-            pack_rows(Factor<false, T>{memory.line, block}, some, deep_units * factors, to, deep_units);
-        }
+        const T** const end = find_pixels(image, chunk.plane, chunk.images, of_h, of_w, shape, memory.line);
+        std::fill(end, memory.line + deep_units * factors, zero_pixel<T>);
+        for (std::int64_t k = 0; k < deep_units; k += lanes)
+            for (int row = 0; row < tile.rows; row += lanes) {
+                Float square[lanes];
+#pragma GCC unroll 16
+                for (int i = 0; i < lanes; ++i)
+                    square[i] = (Float)pairs(memory.line + (k + i) * factors, row, tile.rows - row);
+                transpose(square);
+                Unit* const to = memory.a + zeros + row * deep_units + k;
+                for (int i = 0; i < std::min(lanes, tile.rows - row); ++i) store(to + i * deep_units, (Bits)square[i]);
+            }
     }
 
     // B: channels of what taps of one phase meet.
     void pack_pixels(const Memory& memory, const Tile& tile, const Chunk& chunk, const Phase& phase) const {
         const std::int64_t count = length_of(chunk), seen_units = units_seen(count);
         const Axis& of_d = window.axis[0];
-        const Axis of_h = seen_in_phase(window.axis[1], phase.down, chunk.rows.first, chunk.rows.end - chunk.rows.first);
+        const std::int64_t of_rows = chunk.rows.end - chunk.rows.first;
+        const Axis of_h = seen_in_phase(window.axis[1], phase.down, chunk.rows.first, of_rows);
         const Axis of_w = seen_in_phase(window.axis[2], phase.across, chunk.columns.first, columns);
         const std::int64_t plane = of_d.origin + chunk.plane * of_d.stride + phase.plane * of_d.apart;
         Image<const T> image(args.input, of.size, args.c, args.g, tile.group, true);
         image.data += tile.column;
-        Unit* to = memory.b;
-        for (int column = 0; column < tile.columns; column += block, image.data += block, to += block * seen_units) {
-            const int some = std::min(tile.columns - column, block);
-            copy_line<block>(image, plane, chunk.images, of_h, of_w, shape, some, memory.line);
-            pack_panel<Unit, block>(Factor<false, T>{memory.line, block}, some, count + shift(), seen_units, to);
-        }
+        const T** const end = find_pixels(image, plane, chunk.images, of_h, of_w, shape, memory.line);
+        std::fill(end, memory.line + seen_units * factors, zero_pixel<T>);
+        for (std::int64_t k = 0; k < seen_units; ++k)
+            for (int column = 0; column < tile.columns; column += block) {
+                Unit* const to = memory.b + column * seen_units + k * block;
+#pragma GCC unroll 2
+                for (int j = 0; j < block; j += lanes)
+                    store(to + j, pairs(memory.line + k * factors, column + j, tile.columns - column - j));
+            }
+    }
+
+    // Channels of two pixels, `count` and then zeros.
+    static Bits pairs(const T* const* pixels, int channel, int count) {
+        const T *const first = pixels[0] + channel, *const second = pixels[1] + channel;
+        return count >= lanes ? halves(first) | halves(second) << 16 : few_pairs(first, second, count);
+    }
+    __attribute__((noinline)) static Bits few_pairs(const T* first, const T* second, int count) {
+        return load_across<Unit>(first, 0, 1, count) | load_across<Unit>(second, 0, 1, count) << 16;
     }
 
     // The products of a chunk for all taps of a phase.
-    void multiply_phase(const Memory& memory, const Tile& tile, std::int64_t count, const Phase& phase, float* sums) const {
+    void multiply_phase(const Memory& memory, const Tile& tile, std::int64_t count, const Phase& phase,
+                        float* sums) const {
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         const std::int64_t deep_units = units(count), seen_units = units_seen(count);
         for (std::int64_t j = 0; j * block < tile.columns; ++j)
@@ -255,8 +276,9 @@ class ShiftedGradients {
                         const std::int64_t by = shift_of(of_h, th) * shape.pitch + shift_of(of_w, tw);
                         const T* const from = reinterpret_cast<const T*>(a) - by % factors;
                         const std::int64_t tap = (phase.plane * of_h.taps + th) * of_w.taps + tw;
+                        float* const to = sums + ((tap * of_down + i) * of_across + j) * area;
                         multiply_rows(reinterpret_cast<const Unit*>(from), rows_left, b + by / factors * block,
-                                       static_cast<int>(deep_units), sums + ((tap * of_down + i) * of_across + j) * area);
+                                      static_cast<int>(deep_units), to);
                     }
             }
     }
@@ -296,7 +318,7 @@ class ShiftedGradients {
     const int threads;
     const std::int64_t channels_in, channels_out, taps;
     LineShape shape{};
-    std::int64_t images = 1, rows = 1, columns = 1;       // of a chunk
+    std::int64_t images = 1, rows = 1, columns = 1;  // of a chunk
     std::int64_t row_pieces = 1, column_pieces = 1, chunks = 0, parts = 1;
     std::int64_t of_down = 1, of_across = 1, down = 1, across = 1;  // blocks of a tile, and tiles of a group
     bool is_taken = false;

@@ -144,6 +144,7 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
         ("bf16", "bwd_weight", "host_amx"),
         ("fp16", "forward", "host_amx"),
         ("bf16", "bwd_data", "host_scatter_amx"),
+        ("bf16", "bwd_weight", "host_shift_amx"),
     )
     with Catalog(catalog.path) as other:
         for dtype, family, pipeline in kinds:

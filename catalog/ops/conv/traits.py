@@ -76,6 +76,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_DIRECT = "host_direct"
     HOST_SCATTER = "host_scatter"
     HOST_SCATTER_AMX = "host_scatter_amx"
+    HOST_SHIFT_AMX = "host_shift_amx"
     HOST_WINOGRAD = "host_winograd"
     SM90_WGMMA = "sm90_wgmma"
     SM90_HALO = "sm90_halo"

@@ -7,6 +7,7 @@ from catalog.ops.conv.traits import Layout, Pipeline
 from catalog.schema.kernel import Kernel
 
 _NUMBERS = ("tile_m", "tile_n", "tile_k", "warp_tile_m", "warp_tile_n")
+_IN_TILES = (Pipeline.HOST_AMX, Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX)
 
 
 def emit(kernel: Kernel) -> str:
@@ -18,7 +19,8 @@ def emit(kernel: Kernel) -> str:
         "direct": algorithm.pipeline is Pipeline.HOST_DIRECT,
         "scattered": algorithm.pipeline in (Pipeline.HOST_SCATTER, Pipeline.HOST_SCATTER_AMX),
         "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
-        "in_tiles": algorithm.pipeline in (Pipeline.HOST_AMX, Pipeline.HOST_SCATTER_AMX),
+        "shifted": algorithm.pipeline is Pipeline.HOST_SHIFT_AMX,
+        "in_tiles": algorithm.pipeline in _IN_TILES,
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }
     types = {"dtype": signature.dtype_in, "otype": signature.dtype_out}

@@ -7,6 +7,7 @@
 #include "host/choice.hpp"
 #include "panel.hpp"
 #include "scatter.hpp"
+#include "shift_weight.hpp"
 #include "winograd.hpp"
 #include "winograd_weight.hpp"
 
@@ -48,6 +49,10 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 return ScatteredProduct<Row, Unit>(*args, of, threads).run();
             else
                 return compute([&](const Window& window) {
+                    if constexpr (Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
+                        const catalog_status status = ShiftedGradients<Row, Unit>(*args, of, window, threads).run();
+                        if (status != CATALOG_UNSUPPORTED) return status;
+                    }
                     return WindowProduct<Row, Unit>(*args, of, window, threads).run();
                 });
         });

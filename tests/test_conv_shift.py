@@ -32,7 +32,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "several tiles": {"n": 1, "c": 160, "k": 140, "size": (9, 9), "pad": (1, 1)},
     "phases": {"n": 2, "c": 32, "k": 32, "size": (57, 56), "pad": (1, 1), "stride": (2, 2)},
     "distant taps": {"n": 2, "c": 32, "k": 32, "size": (31, 40), "pad": (2, 6), "stride": (3, 2), "dilation": (2, 3)},
-    "taps too far apart": {"n": 1, "c": 16, "k": 16, "size": (9, 900), "pad": (0, 1800), "dilation": (1, 2200)},
+    "taps too far apart": {"n": 1, "c": 16, "k": 16, "size": (9, 900), "pad": (0, 3800), "dilation": (1, 4200)},
 }
 
 

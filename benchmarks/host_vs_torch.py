@@ -22,6 +22,7 @@ from turns import Turn
 from catalog import Catalog
 from catalog.runtime.devices.host.device import host_archs, resolve_host_arch
 from catalog.runtime.tolerance import max_error
+from catalog.settings import settings
 
 QUICK_RUNS = 3
 QUICK_BUDGET_S = 2.0
@@ -86,7 +87,8 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
-    os.environ["CATALOG_NUM_THREADS"] = str(options.threads)  # read by the first use of the catalog's settings
+    os.environ["CATALOG_NUM_THREADS"] = str(options.threads)
+    settings.cache_clear()
     catalog = Catalog()
     device = catalog.host().device
     print(f"{device.name}, {options.arch}, {device.cores} threads; PyTorch {torch.__version__}")

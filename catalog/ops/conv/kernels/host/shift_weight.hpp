@@ -31,8 +31,9 @@ class ShiftedGradients {
     static constexpr std::int64_t most_taps = 1 << 10, most_positions = 8 * Row::tile_k;
     // Sums of a tile, which stay in the L2 cache beside what is multiplied; of all parts, which stay allocated.
     static constexpr std::int64_t most_sums = 160 << 10, most_sums_of_parts = 8 << 20;
-    static constexpr std::int64_t most_shares = 32, least_chunks = 2;  // of a part
-    static constexpr int zeros = tile_units;                           // units before A
+    static constexpr std::int64_t most_shares = 32;
+    static constexpr std::int64_t least_positions = 128;  // of a chunk of a small problem, which threads could not share
+    static constexpr int zeros = tile_units;              // units before A
 
     // Output and input channels of a group.
     struct Tile {
@@ -67,17 +68,12 @@ class ShiftedGradients {
           taps(window.taps()) {
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         if (taps > most_taps || std::max(most_shift(of_h), most_shift(of_w)) > most_positions) return;
-        const std::int64_t high = of_h.count, wide = of_w.count;
-        columns = evenly(wide, std::max<std::int64_t>(Row::tile_k / std::min(high, least_rows), 1));
-        shape.pitch = columns + most_shift(of_w) - (columns == wide ? zeros_shared(of_w) : 0);
-        rows = evenly(high, std::max<std::int64_t>(Row::tile_k / shape.pitch, 1));
-        shape.high = rows + most_shift(of_h) - (rows == high ? zeros_shared(of_h) : 0);
-        const std::int64_t all_images = std::max<std::int64_t>(args.n, 1);
-        if (rows == high && columns == wide)
-            images = std::clamp<std::int64_t>(Row::tile_k / (shape.high * shape.pitch), 1, all_images);
-        column_pieces = (wide + columns - 1) / columns;
-        row_pieces = (high + rows - 1) / rows;
-        chunks = (args.n + images - 1) / images * window.axis[0].count * row_pieces * column_pieces;
+        positions = Row::tile_k;
+        divide_positions();
+        while (chunks * tiles_of_channels() < most_shares && positions > least_positions) {
+            positions /= 2;
+            divide_positions();
+        }
         is_taken = shift() <= most_positions;
         divide_channels();
     }
@@ -130,14 +126,36 @@ class ShiftedGradients {
     static std::int64_t units(std::int64_t length) { return (length / deep + 1) * whole_units<Unit>; }
     std::int64_t units_seen(std::int64_t length) const { return units(length) + shift() / factors; }
 
+    // Chunks of about as many positions.
+    void divide_positions() {
+        const Axis &of_h = window.axis[1], &of_w = window.axis[2];
+        const std::int64_t high = of_h.count, wide = of_w.count;
+        columns = evenly(wide, std::max<std::int64_t>(positions / std::min(high, least_rows), 1));
+        shape.pitch = columns + most_shift(of_w) - (columns == wide ? zeros_shared(of_w) : 0);
+        rows = evenly(high, std::max<std::int64_t>(positions / shape.pitch, 1));
+        shape.high = rows + most_shift(of_h) - (rows == high ? zeros_shared(of_h) : 0);
+        const std::int64_t all_images = std::max<std::int64_t>(args.n, 1);
+        images = 1;
+        if (rows == high && columns == wide)
+            images = std::clamp<std::int64_t>(positions / (shape.high * shape.pitch), 1, all_images);
+        column_pieces = (wide + columns - 1) / columns;
+        row_pieces = (high + rows - 1) / rows;
+        chunks = (args.n + images - 1) / images * window.axis[0].count * row_pieces * column_pieces;
+    }
+
+    // Of two blocks by two, which are the least that a thread computes.
+    std::int64_t tiles_of_channels() const {
+        return args.g * ((channels_out + 2 * block - 1) / (2 * block)) * ((channels_in + 2 * block - 1) / (2 * block));
+    }
+
     // Blocks of channels of a tile, and the parts of the chunks, of which threads get the same number.
     void divide_channels() {
         const std::int64_t blocks_down = (channels_out + block - 1) / block;
         const std::int64_t blocks_across = (channels_in + block - 1) / block;
-        const std::int64_t tiles = args.g * ((blocks_down + 1) / 2) * ((blocks_across + 1) / 2);
+        const std::int64_t least_chunks = positions == Row::tile_k ? 2 : 1;  // of a part
         const std::int64_t all_sums = args.g * blocks_down * blocks_across * area * taps;
         const std::int64_t most_parts =
-            std::min({most_shares / std::max<std::int64_t>(tiles, 1), chunks / least_chunks,
+            std::min({most_shares / std::max<std::int64_t>(tiles_of_channels(), 1), chunks / least_chunks,
                       most_sums_of_parts / std::max<std::int64_t>(all_sums, 1)});
         while (2 * parts <= most_parts) parts *= 2;
         of_down = evenly(blocks_down, Row::tile_m / block);
@@ -318,7 +336,7 @@ class ShiftedGradients {
     const int threads;
     const std::int64_t channels_in, channels_out, taps;
     LineShape shape{};
-    std::int64_t images = 1, rows = 1, columns = 1;  // of a chunk
+    std::int64_t positions = 0, images = 1, rows = 1, columns = 1;  // of a chunk
     std::int64_t row_pieces = 1, column_pieces = 1, chunks = 0, parts = 1;
     std::int64_t of_down = 1, of_across = 1, down = 1, across = 1;  // blocks of a tile, and tiles of a group
     bool is_taken = false;

@@ -72,8 +72,8 @@ class WindowProduct {
     static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n, tile_k = Row::tile_k;
     static constexpr std::int64_t a_step = Block::a_step;
-    // Whether the result is rows of channels, of which register blocks may store whole lines themselves.
-    static constexpr bool makes_rows = last && direction != Direction::bwd_weight && !Row::in_tiles && panel > lanes;
+    // Whether the result is rows of channels, which may be stored panel by panel: registers store whole lines themselves.
+    static constexpr bool makes_rows = last && direction != Direction::bwd_weight && (Row::in_tiles || panel > lanes);
     // The depth up to which rows of a matrix are multiplied in place: longer ones come from memory too late.
     static constexpr int most_in_place = Row::in_tiles ? 512 : 128;
     static constexpr int widest = std::max(tile_m, panel), gap = 16;
@@ -125,7 +125,8 @@ class WindowProduct {
             const Image<Result> image = result(0);
             const bool lines = image.channels % lanes == 0 && image.all_channels % lanes == 0;
             const bool images_follow = args.n == 1 || image.stride_image == image.volume() * image.all_channels;
-            stores_rows = steps == 1 && window.is_dense() && images_follow && (lines || !storing.is_around());
+            stores_rows = steps == 1 && window.is_dense() && images_follow &&
+                          (Row::in_tiles || lines || !storing.is_around());
         }
         if constexpr (direction == Direction::bwd_weight) {
             const std::int64_t tiles = args.g * ((m + tile_m - 1) / tile_m) * ((n + tile_n - 1) / tile_n);
@@ -288,22 +289,34 @@ class WindowProduct {
         return Block::packed(scratch.a);
     }
 
-    // The sums of a tile whose depth is one step become rows of the result, those of a panel that is not whole by way of
-    // the sums. Not inlined: in one function with multiply_tile(), g++ keeps sums in memory.
+    // The sums of a tile whose depth is one step become rows of the result. Those of a panel that is not whole, or in AMX
+    // tiles, are stored by way of the sums, which stay in the L1 cache. Not inlined: in one function with multiply_tile(), g++
+    // keeps sums in memory.
     __attribute__((noinline)) void store_panels(Scratch& scratch, Tile tile, const Unit* kept) const {
         const auto a = rows_of_a(scratch, tile, 0);
         const Image<Result> image = result(tile.group);
         const std::int64_t apart = image.all_channels;
+        const int depth = static_cast<int>(units);
         for (; tile.columns > 0; tile.column += panel, tile.columns -= panel) {
-            Result* const to = tile.columns < panel ? nullptr : image.data + tile.row * apart + tile.column;
-            Block::multiply(a, tile.rows, kept + tile.column * units, static_cast<int>(units),
-                            [&, to, sums = scratch.sums](int i, int j, auto sum) {
-                                if (to)
-                                    storing.store_whole(to + i * apart + j, sum);
-                                else
-                                    store(sums + i * Scratch::row_s + j, sum);
-                            });
-            if (!to) store_tile(scratch.sums, tile);
+            Result* const to = image.data + tile.row * apart + tile.column;
+            const Unit* const b = kept + tile.column * units;
+            const auto store_sums = [&] {
+                for (int i = 0; i < tile.rows; ++i)
+                    store_run(scratch.sums + i * panel, std::min(tile.columns, panel), to + i * apart);
+            };
+            if constexpr (Row::in_tiles) {
+                Block::template multiply<panel>(false, a, 0, tile.rows, b, depth, scratch.sums);
+                store_sums();
+            } else {
+                const bool whole = tile.columns >= panel;
+                Block::multiply(a, tile.rows, b, depth, [&, whole, sums = scratch.sums](int i, int j, auto sum) {
+                    if (whole)
+                        storing.store_whole(to + i * apart + j, sum);
+                    else
+                        store(sums + i * panel + j, sum);
+                });
+                if (!whole) store_sums();
+            }
         }
         storing.finish();
     }

@@ -59,6 +59,7 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
 
 PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
 PAGE_FACTORS = {"dtype": "bf16kvfp8", "qscale": "kv_blockscale"}
+VECTORS = {"kv_memory_layout": "vectorized"}
 
 SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
@@ -86,7 +87,10 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "kv_blockscale", "mask": "causal"} | PREFILL,
     {"hdim_q": 64, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL | PAGE_FACTORS,
     {"hdim_q": 256, "bias": "alibi"} | PREFILL | PAGE_FACTORS,
-    {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
+    {"hdim_q": 128, "mask": "causal"} | PREFILL | VECTORS,
+    {"hdim_q": 64, "mask": "causal", "dtype": "fp8bf16", "qscale": "pertensor"} | PREFILL | VECTORS,
+    {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL | PAGE_FACTORS | VECTORS,
+    {"hdim_q": 256, "bias": "bias", "dtype": "bf16kvfp8"} | PREFILL | VECTORS,
     {"hdim_q": 128, "bias": "bias"} | PREFILL,
     {"hdim_q": 256, "bias": "alibi", "dropout": 0.1} | PREFILL,
     {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL,

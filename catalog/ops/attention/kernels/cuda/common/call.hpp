@@ -54,6 +54,8 @@ inline bool aligned_rows(const catalog_tensor& tensor, std::int64_t batch, std::
 // Whether pages keep 16 bytes together: of a key along the head dim, of values along the tokens.
 template <class Row>
 inline constexpr bool is_vectorized = Row::kv_memory_layout == KvMemoryLayout::vectorized;
+template <class Row>
+inline constexpr int in_vector = 16 / sizeof(typename Row::dtype);
 
 // Tokens along the seqlen axis of a tensor of queries.
 template <class Row>
@@ -85,7 +87,8 @@ template <class Row>
 inline bool valid_pages(const catalog_args& args) {
     if constexpr (!Row::paged_kv) return true;
     const auto fits = [](std::int64_t size) { return 0 <= size && size <= most_tokens; };
-    if (args.page_size < 1 || args.page_size > most_tokens || (is_vectorized<Row> && args.page_size % 8)) return false;
+    if (args.page_size < 1 || args.page_size > most_tokens || (is_vectorized<Row> && args.page_size % in_vector<Row>))
+        return false;
     if (!fits(args.num_pages) || !fits(args.pages_per_sequence) || args.num_page_indices < 0) return false;
     if (args.batch == 0) return true;
     if constexpr (Row::kv_lookup_table == KvLookupTable::sglang)

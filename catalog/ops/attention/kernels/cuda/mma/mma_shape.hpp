@@ -95,16 +95,17 @@ class MatrixRows {
     std::uint32_t address;
 };
 
-// The same, transposed, in a tile of values of vectorized pages; see ValueVectors.
-template <int hdim>
+// The same, transposed, in a tile of values of vectorized pages, which have x tokens of a column together: see
+// ValueVectors. Of 16, four matrices are those of 32 columns.
+template <int hdim, int x>
 class MatrixColumns {
    public:
     __device__ __forceinline__ MatrixColumns(std::uint32_t tile, int lane)
-        : address(tile + (lane / 8 % 2 * hdim + lane / 16 * 8 + lane % 8) * 16) {}
+        : address(tile + (x == 16 ? lane : lane / 8 % 2 * hdim + lane / 16 * 8 + lane % 8) * 16) {}
 
-    // Of the 16 rows from `first_row` on, the 16 columns from 16 * step on.
+    // Of the 16 rows from `first_row` on, the 2 x columns from 2 * x * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
-        return address + (first_row / 8 * hdim + 16 * step) * 16;
+        return address + (first_row / x * hdim + 2 * x * step) * 16;
     }
 
    private:

@@ -12,7 +12,7 @@ using fp16 = __half;
 using bf16 = __nv_bfloat16;
 using int8 = std::int8_t;
 
-// E4M3, finite numbers and NaN. Tensor cores read it; nothing else does.
+// E4M3, finite numbers and NaN. Tensor cores read it; other instructions only convert it.
 struct fp8 {
     std::uint8_t bits;
 };

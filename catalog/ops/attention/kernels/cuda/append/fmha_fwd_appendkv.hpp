@@ -157,7 +157,7 @@ class Append {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(eight.element[i]) * factor;
             *reinterpret_cast<uint2*>(elements) =
-                make_uint2(pack_fp8(x[0], x[1], x[2], x[3]), pack_fp8(x[4], x[5], x[6], x[7]));
+                make_uint2(pack_bytes<Cached>(x[0], x[1], x[2], x[3]), pack_bytes<Cached>(x[4], x[5], x[6], x[7]));
         } else {
             store(elements, bits);
         }

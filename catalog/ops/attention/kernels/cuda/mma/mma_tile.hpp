@@ -86,8 +86,8 @@ class MmaTile {
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             const std::uint32_t columns = __byte_perm(of_keys[i], 0, 0x3120);
-                            of_keys[i] = widen_fp8(columns);
-                            odd[i] = widen_fp8(columns >> 16);
+                            of_keys[i] = widen<typename Row::dtype>(columns);
+                            odd[i] = widen<typename Row::dtype>(columns >> 16);
                         }
 #pragma unroll
                         for (int m = 0; m < atoms; ++m)
@@ -138,7 +138,7 @@ class MmaTile {
                                                 const std::uint32_t (&values)[4], int n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const std::uint32_t first = widen_fp8(values[i]), second = widen_fp8(values[i] >> 16);
+            const std::uint32_t first = widen<typename Row::dtype>(values[i]), second = widen<typename Row::dtype>(values[i] >> 16);
 #pragma unroll
             for (int m = 0; m < atoms; ++m) mma_16x8x16<T>(o[m][4 * n + i], weights[m], first, second);
         }
@@ -156,7 +156,7 @@ class MmaTile {
                 if constexpr (bytes) {
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        const std::uint32_t first = widen_fp8(of_keys[i]), second = widen_fp8(of_keys[i] >> 16);
+                        const std::uint32_t first = widen<typename Row::dtype>(of_keys[i]), second = widen<typename Row::dtype>(of_keys[i] >> 16);
 #pragma unroll
                         for (int m = 0; m < atoms; ++m)
                             mma_16x8x16<T>(s[m][2 * n + half], of_step[i * bytes][m], first, second);

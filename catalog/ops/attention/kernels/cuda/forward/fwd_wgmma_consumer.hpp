@@ -300,7 +300,7 @@ class FwdConsumer {
         }
     }
 
-    // What a lane stores of its columns, from element `first` of O on: its four words of a row, in the order of the columns.
+    // One of four words of the lane's columns of a row, whose elements in O begin with `first`, in the order of the columns.
     __device__ __forceinline__ std::uint32_t word_of(int first, int number, float normalize) const {
         const auto value = [&](int i) { return o[first + i] * normalize; };
         if constexpr (!has_bytes<Row>)

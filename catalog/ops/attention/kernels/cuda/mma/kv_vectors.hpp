@@ -89,7 +89,8 @@ class ValueVectors {
             const int page = __shfl_sync(0xffffffff, places.page[row / 32], row % 32);
             const int slot = __shfl_sync(0xffffffff, places.slot[row / 32], row % 32);
             const char* from = source + page * (tensor.stride_batch * sizeof(T)) + slot * steps.row;
-            const int tokens = __popc(__ballot_sync(0xffffffff, places.page[row / 32] >= 0) >> row % 32 & ((1 << x) - 1));
+            const std::uint32_t exist = __ballot_sync(0xffffffff, places.page[row / 32] >= 0) >> row % 32;
+            const int tokens = __popc(exist & ((1 << x) - 1)), bytes = tokens * static_cast<int>(sizeof(T));
             const std::uint32_t to = target + row / x * hdim * 16;
             // Copies of a length that is known when they are compiled are cheaper.
             if (tokens % x == 0) {
@@ -99,7 +100,7 @@ class ValueVectors {
             } else {
 #pragma unroll 1
                 for (int column = 0; column < hdim; column += 32)
-                    copy_async_first(to + column * 16, from + column * 16, column < stored ? static_cast<int>(sizeof(T)) * tokens : 0);
+                    copy_async_first(to + column * 16, from + column * 16, column < stored ? bytes : 0);
             }
         }
     }

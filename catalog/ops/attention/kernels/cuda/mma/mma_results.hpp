@@ -108,7 +108,8 @@ class MmaResults {
                             *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
                     } else {
                         const int column = 8 * n % in_piece + thread.lane % 4 * 2;  // of its piece
-                        const std::uint32_t offset = piece_offset<Shape::o_row_bytes>(16 * m + 8 * half + thread.lane / 4, 8 * n / in_piece);
+                        const std::uint32_t offset =
+                            piece_offset<Shape::o_row_bytes>(16 * m + 8 * half + thread.lane / 4, 8 * n / in_piece);
                         stage_two<T>(first_row + offset + column * sizeof(T), first, second);
                     }
                 }

@@ -6,12 +6,13 @@
 
 namespace catalog::cuda {
 
-// Elements of 8 bits are loaded as pairs, and multiplied as fp16, which represents every fp8 number. Pairs of V are two
+// Elements of 8 bits are loaded as pairs, and multiplied as fp16, which represents all their numbers. Pairs of V are two
 // columns of one key, so even and odd columns of every 16 are multiplied apart: see order_columns(). In vectorized pages
 // they are two keys of one column.
 template <class Row>
 class MmaTile {
-    using T = std::conditional_t<has_bytes<Row>, fp16, typename Row::dtype>;
+    using Stored = typename Row::dtype;
+    using T = std::conditional_t<has_bytes<Row>, fp16, Stored>;
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys;
     static constexpr int bytes = has_bytes<Row>;
@@ -86,8 +87,8 @@ class MmaTile {
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             const std::uint32_t columns = __byte_perm(of_keys[i], 0, 0x3120);
-                            of_keys[i] = widen<typename Row::dtype>(columns);
-                            odd[i] = widen<typename Row::dtype>(columns >> 16);
+                            of_keys[i] = widen<Stored>(columns);
+                            odd[i] = widen<Stored>(columns >> 16);
                         }
 #pragma unroll
                         for (int m = 0; m < atoms; ++m)
@@ -138,7 +139,7 @@ class MmaTile {
                                                 const std::uint32_t (&values)[4], int n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const std::uint32_t first = widen<typename Row::dtype>(values[i]), second = widen<typename Row::dtype>(values[i] >> 16);
+            const std::uint32_t first = widen<Stored>(values[i]), second = widen<Stored>(values[i] >> 16);
 #pragma unroll
             for (int m = 0; m < atoms; ++m) mma_16x8x16<T>(o[m][4 * n + i], weights[m], first, second);
         }
@@ -156,7 +157,7 @@ class MmaTile {
                 if constexpr (bytes) {
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        const std::uint32_t first = widen<typename Row::dtype>(of_keys[i]), second = widen<typename Row::dtype>(of_keys[i] >> 16);
+                        const std::uint32_t first = widen<Stored>(of_keys[i]), second = widen<Stored>(of_keys[i] >> 16);
 #pragma unroll
                         for (int m = 0; m < atoms; ++m)
                             mma_16x8x16<T>(s[m][2 * n + half], of_step[i * bytes][m], first, second);

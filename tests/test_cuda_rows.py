@@ -59,6 +59,7 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
 
 PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
 PAGE_FACTORS = {"dtype": "bf16kvfp8", "qscale": "kv_blockscale"}
+VECTORS = {"kv_memory_layout": "vectorized"}
 
 SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
@@ -68,7 +69,13 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "pertensor"},
     {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "blockscale", "mask": "causal", "lse": True},
     {"hdim_q": 256, "dtype": "fp8fp16", "qscale": "pertensor", "mask": "causal"},
+    {"hdim_q": 128, "dtype": "fp8", "qscale": "pertensor", "mask": "causal"},
+    {"hdim_q": 64, "dtype": "bf8", "qscale": "blockscale"},
+    {"hdim_q": 256, "dtype": "fp8fp32", "qscale": "pertensor", "lse": True},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
+    {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8, "dtype": "fp8"},
+    {"op": "splitkv", "hdim_q": 64, "seqlen_q": 1, "batch": 64, "dtype": "fp8fp32", "qscale": "pertensor"},
+    {"op": "pagedkv", "hdim_q": 128, "page_size": 16, "dtype": "bf8", "mask": "causal"},
     {"op": "splitkv", "batch": 64, "hdim_q": 128, "seqlen_q": 1},
     {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1, "batch": 128},
     {"op": "pagedkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "page_size": 16, "mask": "bottom_right"},
@@ -82,12 +89,16 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "kv_blockscale", "mask": "causal"} | PREFILL,
     {"hdim_q": 64, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL | PAGE_FACTORS,
     {"hdim_q": 256, "bias": "alibi"} | PREFILL | PAGE_FACTORS,
-    {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
+    {"hdim_q": 128, "mask": "causal"} | PREFILL | VECTORS,
+    {"hdim_q": 64, "mask": "causal", "dtype": "fp8bf16", "qscale": "pertensor"} | PREFILL | VECTORS,
+    {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL | PAGE_FACTORS | VECTORS,
+    {"hdim_q": 256, "bias": "bias", "dtype": "bf16kvfp8"} | PREFILL | VECTORS,
     {"hdim_q": 128, "bias": "bias"} | PREFILL,
     {"hdim_q": 256, "bias": "alibi", "dropout": 0.1} | PREFILL,
     {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL,
     {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "half", "page_size": 16},
     {"op": "appendkv", "hdim_q": 512, "seqlen_q": 1, "seqlen_new": 1, "rope": "inter"},
+    {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "inter", "dtype": "fp8"},
     {"op": "bwd", "hdim_q": 64, "deterministic": True},
     {"op": "bwd", "hdim_q": 128},
     {"op": "bwd", "hdim_q": 256, "mask": "causal"},

@@ -338,13 +338,23 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
     return packed;
 }
 
-// Four numbers rounded to E4M3, the first in the low byte.
-__device__ __forceinline__ std::uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
+// Two numbers rounded to 8 bits, `low` in the low byte; those that are too large become the largest one.
+template <class T>
+__device__ __forceinline__ std::uint16_t pack_bytes(float low, float high) {
+    static_assert(std::is_same_v<T, fp8> || std::is_same_v<T, bf8>);
+    std::uint16_t packed;
+    if constexpr (std::is_same_v<T, bf8>)
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// Four, the first in the low byte.
+template <class T>
+__device__ __forceinline__ std::uint32_t pack_bytes(float x0, float x1, float x2, float x3) {
     std::uint32_t packed;
-    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
-        : "=r"(packed)
-        : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+    asm("mov.b32 %0, {%1, %2};" : "=r"(packed) : "h"(pack_bytes<T>(x0, x1)), "h"(pack_bytes<T>(x2, x3)));
     return packed;
 }
 

@@ -76,8 +76,11 @@ __device__ __forceinline__ void copy_wait() {
 // that is computed where it is needed, and occupies no register in the rest of the loop.
 __device__ __forceinline__ int zero_of(int number) { return number >> 31; }
 
-// Two fp8 (E4M3) numbers in the low half of a register, as fp16.
-__device__ __forceinline__ std::uint32_t widen_fp8(std::uint32_t pair) {
+// Two numbers of 8 bits in the low half of a register, as fp16. E5M2 is its upper byte.
+template <class T>
+__device__ __forceinline__ std::uint32_t widen(std::uint32_t pair) {
+    static_assert(std::is_same_v<T, fp8> || std::is_same_v<T, bf8>);
+    if constexpr (std::is_same_v<T, bf8>) return __byte_perm(pair, 0, 0x1404);
     std::uint32_t widened;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(widened) : "h"(static_cast<std::uint16_t>(pair)));
     return widened;

@@ -174,6 +174,8 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
         constexpr int transposed_b = major_b == Major::mn;                                                           \
         if constexpr (std::is_same_v<T, fp8>)                                                                        \
             CATALOG_WGMMA_BYTES_REGISTERS("e4m3.e4m3", n, half, i0, i1, i2, i3, i4, i5);                             \
+        else if constexpr (std::is_same_v<T, bf8>)                                                                   \
+            CATALOG_WGMMA_BYTES_REGISTERS("e5m2.e5m2", n, half, i0, i1, i2, i3, i4, i5);                             \
         else if constexpr (std::is_same_v<T, bf16>)                                                                  \
             CATALOG_WGMMA_REGISTERS("bf16", n, half, i0, i1, i2, i3, i4, i5, i6);                                    \
         else                                                                                                         \

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from catalog.errors import BuildError
+from catalog.ops.attention.fields import ELEMENTS
 from catalog.ops.attention.kernels.dialect import Dialect
 from catalog.ops.attention.traits import (
     TRAITS,
@@ -25,12 +26,14 @@ from catalog.schema.kernel import Kernel
 _CUDA = Dialect(
     title="NVIDIA",
     folder="cuda",
-    dtypes=(Dtype.FP16, Dtype.BF16, Dtype.FP8FP16, Dtype.FP8BF16, Dtype.FP16KVFP8, Dtype.BF16KVFP8),
+    dtypes=tuple(dtype for dtype in ELEMENTS if dtype is not Dtype.FP32),
     elements=MappingProxyType(
         {
             "float16": "catalog::cuda::fp16",
             "bfloat16": "catalog::cuda::bf16",
+            "float32": "float",
             "float8_e4m3fn": "catalog::cuda::fp8",
+            "float8_e5m2": "catalog::cuda::bf8",
         }
     ),
     enums=(Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable),

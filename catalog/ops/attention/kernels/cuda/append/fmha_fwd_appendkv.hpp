@@ -48,7 +48,7 @@ class Append {
     __device__ __forceinline__ void keys(int block) const {
         constexpr int count = Row::tile_n0;
         RotaryRow<Row, lanes, whole> k[count];
-        uint4 v[count][2];
+        EightBits<T> v[count][2];
         Place place[count];
 #pragma unroll
         for (int i = 0; i < count; ++i) {
@@ -139,8 +139,8 @@ class Append {
         return place;
     }
 
-    static __device__ __forceinline__ void store(T* elements, uint4 bits) {
-        *reinterpret_cast<uint4*>(elements) = bits;
+    static __device__ __forceinline__ void store(T* elements, EightBits<T> bits) {
+        *reinterpret_cast<EightBits<T>*>(elements) = bits;
     }
 
     // What a token is multiplied with on its way into the cache.
@@ -149,7 +149,7 @@ class Append {
         return descale.data ? 1.0f / *static_cast<const float*>(descale.data) : 1.0f;
     }
 
-    static __device__ __forceinline__ void keep(Cached* elements, uint4 bits, float factor) {
+    static __device__ __forceinline__ void keep(Cached* elements, EightBits<T> bits, float factor) {
         if constexpr (narrows) {
             Eight<T> eight;
             eight.bits = bits;
@@ -157,7 +157,7 @@ class Append {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(eight.element[i]) * factor;
             *reinterpret_cast<uint2*>(elements) =
-                make_uint2(pack_fp8(x[0], x[1], x[2], x[3]), pack_fp8(x[4], x[5], x[6], x[7]));
+                make_uint2(pack_bytes<Cached>(x[0], x[1], x[2], x[3]), pack_bytes<Cached>(x[4], x[5], x[6], x[7]));
         } else {
             store(elements, bits);
         }

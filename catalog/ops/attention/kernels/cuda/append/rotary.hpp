@@ -39,7 +39,8 @@ class RotaryRow {
     __device__ __forceinline__ void read(const catalog_args& args, const Pieces& pieces, const T* row, int position) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (pieces.element[i] < args.hdim_q) piece[i].bits = *reinterpret_cast<const uint4*>(row + pieces.element[i]);
+            if (pieces.element[i] < args.hdim_q)
+                piece[i].bits = *reinterpret_cast<const EightBits<T>*>(row + pieces.element[i]);
         if constexpr (Row::rope != Rope::none) {
             const int rotated = static_cast<int>(args.rotary_dim);
             const T* cosines = static_cast<const T*>(args.rotary_cos.data) + position * args.rotary_cos.stride_seqlen;
@@ -53,8 +54,8 @@ class RotaryRow {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     if (pieces.element[i] >= rotated) continue;
-                    cosine.half[i] = __ldg(reinterpret_cast<const uint2*>(cosines + pieces.element[i] / 2));
-                    sine.half[i] = __ldg(reinterpret_cast<const uint2*>(sines + pieces.element[i] / 2));
+                    cosine.half[i] = __ldg(reinterpret_cast<const FourBits<T>*>(cosines + pieces.element[i] / 2));
+                    sine.half[i] = __ldg(reinterpret_cast<const FourBits<T>*>(sines + pieces.element[i] / 2));
                 }
             } else if (pieces.element[0] < rotated) {
                 cosine.bits = load_eight(cosines + pieces.element[0]);
@@ -118,7 +119,7 @@ template <class Row>
 inline bool angles_are_whole(const catalog_args& args) {
     constexpr std::int64_t elements = neighbours_rotate<Row> ? 4 : 8;
     const auto aligned = [&](const catalog_tensor& table) {
-        return reinterpret_cast<std::uintptr_t>(table.data) % (2 * elements) == 0 &&
+        return reinterpret_cast<std::uintptr_t>(table.data) % (sizeof(QueryElement<Row>) * elements) == 0 &&
                (args.seqlen_k <= 1 || table.stride_seqlen % elements == 0);
     };
     return args.rotary_dim % (2 * elements) == 0 && aligned(args.rotary_cos) && aligned(args.rotary_sin);

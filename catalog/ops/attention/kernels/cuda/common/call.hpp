@@ -27,9 +27,19 @@ inline bool valid_sizes(const catalog_args& args) {
            1 <= args.num_splits && args.num_splits <= 65535;
 }
 
+// `vector`: elements that are copied together.
+inline bool valid_hdim(std::int64_t hdim, int row_hdim, bool padded, int vector = 8) {
+    return padded ? 1 <= hdim && hdim <= row_hdim && hdim % vector == 0 : hdim == row_hdim;
+}
+
 // Rows are copied in pieces of 16 bytes.
-inline bool valid_hdim(std::int64_t hdim, int row_hdim, bool padded) {
-    return padded ? 1 <= hdim && hdim <= row_hdim && hdim % 8 == 0 : hdim == row_hdim;
+template <class Row>
+inline constexpr int in_vector = 16 / sizeof(typename Row::dtype);
+
+template <class Row>
+inline bool valid_hdims(const catalog_args& args) {
+    return valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d, in_vector<Row>) &&
+           valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv, in_vector<Row>);
 }
 
 template <Mask mask>
@@ -85,7 +95,8 @@ template <class Row>
 inline bool valid_pages(const catalog_args& args) {
     if constexpr (!Row::paged_kv) return true;
     const auto fits = [](std::int64_t size) { return 0 <= size && size <= most_tokens; };
-    if (args.page_size < 1 || args.page_size > most_tokens || (is_vectorized<Row> && args.page_size % 8)) return false;
+    if (args.page_size < 1 || args.page_size > most_tokens || (is_vectorized<Row> && args.page_size % in_vector<Row>))
+        return false;
     if (!fits(args.num_pages) || !fits(args.pages_per_sequence) || args.num_page_indices < 0) return false;
     if (args.batch == 0) return true;
     if constexpr (Row::kv_lookup_table == KvLookupTable::sglang)
@@ -122,9 +133,8 @@ inline catalog_status check_call(const catalog_args* args) {
     if constexpr (Row::mode == Mode::group)
         if (args->batch > 0 && (!args->seqstart_q || (!Row::paged_kv && !args->seqstart_k)))
             return CATALOG_BAD_ARGUMENT;
-    const bool valid = valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) &&
-                       valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) && valid_mask<Row::mask>(*args) &&
-                       valid_pages<Row>(*args) && valid_inputs<Row>(*args);
+    const bool valid = valid_hdims<Row>(*args) && valid_mask<Row::mask>(*args) && valid_pages<Row>(*args) &&
+                       valid_inputs<Row>(*args);
     return valid ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 

@@ -84,8 +84,7 @@ inline constexpr std::int64_t section_bytes = 32 << 20;
 template <class Row>
 inline bool valid_fwd(const catalog_args& args) {
     if (!valid_sizes(args) || args.num_splits != 1 || !valid_mask<Row::mask>(args)) return false;
-    if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) || !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv))
-        return false;
+    if (!valid_hdims<Row>(args)) return false;
     if (Row::logits && !(args.logits_soft_cap > 0.0f)) return false;
     // All keys of a tile share their factors.
     if (Row::qscale == Qscale::blockscale &&

@@ -226,7 +226,7 @@ class FwdConsumer {
             for (int j = 0; j < 4; ++j) {
                 if constexpr (has_bytes<Row>) {
                     const int first = 16 * i + j / 2 * 8 + j % 2 * 2;
-                    p[i][j] = pack_fp8(s[first], s[first + 1], s[first + 4], s[first + 5]);
+                    p[i][j] = pack_bytes<T>(s[first], s[first + 1], s[first + 4], s[first + 5]);
                 } else {
                     p[i][j] = pack<T>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
                 }
@@ -268,37 +268,49 @@ class FwdConsumer {
     }
 
     // Four lanes share a row, each with two columns of every eight. Where values were transposed it has four of every 16,
-    // the even ones first. Lanes trade, so that each stores eight at once.
+    // the even ones first. Lanes trade, so that each stores 16 bytes at once.
     __device__ __forceinline__ void store_row(const Work<Row>& work, int r, std::int64_t token, bool exists,
                                               float normalize) {
         const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
         char* const row = static_cast<char*>(call.o_data) + batch * call.o.batch + work.head * call.o.nhead +
                           token * call.o.seqlen;
         const bool odd = lane() & 1, high = (lane() & 2) != 0;
+        constexpr int at_once = 16 / sizeof(O);
 #pragma unroll
-        for (int columns = 0; columns < Row::hdim_v; columns += 32) {
-            constexpr int neighbour = has_bytes<Row> ? 4 : 1;
+        for (int columns = 0; columns < Row::hdim_v; columns += 4 * at_once) {
             std::uint32_t w[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int i = columns / 2 + 2 * r + (has_bytes<Row> ? j / 2 * 8 + j % 2 : 4 * j);
-                w[j] = pack<O>(o[i] * normalize, o[i + neighbour] * normalize);
-            }
+            for (int j = 0; j < 4; ++j) w[j] = word_of(columns / 2 + 2 * r, j, normalize);
             int column = columns;
-            if constexpr (has_bytes<Row>) {
+            if constexpr (has_bytes<Row> && sizeof(O) == 2) {
                 trade(w[0], w[2], odd, 1);
                 trade(w[1], w[3], odd, 1);
                 column += 16 * odd + 8 * high;
             } else {
-                trade(w[0], w[1], odd, 1);
-                trade(w[2], w[3], odd, 1);
-                trade(w[0], w[2], high, 2);
-                trade(w[1], w[3], high, 2);
-                column += 8 * (lane() % 4);
+                if constexpr (sizeof(O) < 4) {
+                    trade(w[0], w[1], odd, 1);
+                    trade(w[2], w[3], odd, 1);
+                    trade(w[0], w[2], high, 2);
+                    trade(w[1], w[3], high, 2);
+                }
+                column += at_once * (lane() % 4);
             }
             if (exists && column < call.hdim_v)
                 *reinterpret_cast<uint4*>(row + column * sizeof(O)) = make_uint4(w[0], w[1], w[2], w[3]);
         }
+    }
+
+    // One of four words of the lane's columns of a row, whose elements in O begin with `first`, in the order of the columns.
+    __device__ __forceinline__ std::uint32_t word_of(int first, int number, float normalize) const {
+        const auto value = [&](int i) { return o[first + i] * normalize; };
+        if constexpr (!has_bytes<Row>)
+            return pack<O>(value(4 * number), value(4 * number + 1));
+        else if constexpr (sizeof(O) == 4)
+            return __float_as_uint(value(number / 2 + number % 2 * 4));
+        else if constexpr (sizeof(O) == 2)
+            return pack<O>(value(number / 2 * 8 + number % 2), value(number / 2 * 8 + number % 2 + 4));
+        else
+            return pack_bytes<O>(value(8 * number), value(8 * number + 4), value(8 * number + 1), value(8 * number + 5));
     }
 
     const FwdCall& call;

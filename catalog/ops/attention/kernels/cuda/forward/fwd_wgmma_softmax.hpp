@@ -1,7 +1,7 @@
 // What happens to a warpgroup's scores between Q K^T and P V, in registers: factors of quantised tensors, soft cap, bias,
 // ALiBi, mask, online softmax, dropout.
 //
-// Weights of 8 bits are 2^lift times as large as others, since what is below 2^-9 would be lost. Where blocks of values
+// Weights in fp8 are 2^lift times as large as others, since what is below 2^-9 would be lost. Where blocks of values
 // have factors of their own, their logarithms are added to the scores that the weights are the powers of, and the sum of
 // a block's weights is divided by its factor.
 //
@@ -46,9 +46,9 @@ class Softmax {
     // Otherwise the scale is part of the argument of 2^x.
     static constexpr bool scaled_before = Row::logits || alibi || biased;
     static constexpr bool by_tensor = Row::qscale == Qscale::pertensor, by_blocks = Row::qscale == Qscale::blockscale;
-    static constexpr float lift = has_bytes<Row> ? 5.0f : 0.0f;
+    static constexpr float lift = std::is_same_v<T, fp8> ? 5.0f : 0.0f;
     // Weights up to 2^room times those of the largest score so far fit their type.
-    static constexpr float room = has_bytes<Row> ? 3.0f : 8.0f;
+    static constexpr float room = std::is_same_v<T, fp8> ? 3.0f : 8.0f;
 
     // `query` is the first of the thread's rows.
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)

@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "cuda/common/launch.hpp"
+#include "cuda/common/results.hpp"
 #include "cuda/kernel_launch.hpp"
 #include "cuda/common/scores.hpp"
 
@@ -86,8 +87,8 @@ __global__ void __launch_bounds__(combine_threads)
     const float normalize = lse.sum == 0.0f ? 0.0f : 1.0f / lse.sum;
     using T = typename Row::otype;
     const auto store = [&](int piece, float4 o) {
-        *reinterpret_cast<uint2*>(row.template of<T>(args.o) + piece * 4) =
-            make_uint2(pack<T>(o.x * normalize, o.y * normalize), pack<T>(o.z * normalize, o.w * normalize));
+        store_four(row.template of<T>(args.o) + piece * 4,
+                   make_float4(o.x * normalize, o.y * normalize, o.z * normalize, o.w * normalize));
     };
     if constexpr (Row::lse)
         if (exists && thread == 0) *row.template of<float>(args.lse) = lse.reference + logf(lse.sum);

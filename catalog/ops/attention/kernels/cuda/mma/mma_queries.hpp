@@ -137,8 +137,8 @@ class MmaQueries {
                 load_matrices(rows.at(16 * m, step), of_rows);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    queries[i / 2][m][i % 2] = widen_fp8(of_rows[i]);
-                    queries[i / 2][m][2 + i % 2] = widen_fp8(of_rows[i] >> 16);
+                    queries[i / 2][m][i % 2] = widen<typename Row::dtype>(of_rows[i]);
+                    queries[i / 2][m][2 + i % 2] = widen<typename Row::dtype>(of_rows[i] >> 16);
                 }
             }
         }

@@ -2,6 +2,7 @@
 // are normalised and stored.
 #pragma once
 
+#include "cuda/common/results.hpp"
 #include "mma_tile.hpp"
 #include "mma_work.hpp"
 
@@ -11,7 +12,7 @@ namespace catalog::cuda {
 // to the next one's, and the maxima of all rows of all groups, which their sums follow.
 template <class Row>
 struct MergeRoom {
-    std::uint32_t staged;  // rows of O in 16 bits, where there is one group
+    std::uint32_t staged;  // rows of O in its type, where there is one group
     float* o;
     int group;
     float* maxima;
@@ -28,6 +29,8 @@ class MmaResults {
     using T = typename Row::otype;
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, tile_m0 = Row::tile_m0, hdim_v = Row::hdim_v;
+    static constexpr int in_piece = 16 / sizeof(T);  // elements of O in 16 bytes
+    static constexpr bool staged = Shape::stages_o && !Target::of_part;
 
    public:
     using Accumulator = float[atoms][hdim_v / 8][4];
@@ -74,10 +77,10 @@ class MmaResults {
         if (float* const target = work.lse_of(args, row)) *target = lse;
     }
 
-    // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q. Where rows of
-    // Q are shorter, those of other warps give way too, so all wait until nobody reads Q.
+    // Where no other group has part in the rows. Results of less than 32 bits take the way through the warp's rows of Q.
+    // Where rows of Q are shorter, those of other warps give way too, so all wait until nobody reads Q.
     __device__ __forceinline__ void store() const {
-        const std::uint32_t staged = room.staged + thread.warp_m * Shape::rows * Shape::staged_row_bytes;
+        const std::uint32_t first_row = room.staged + thread.warp_m * Shape::rows * Shape::staged_row_bytes;
         if constexpr (Shape::staged_row_bytes > Shape::q_row_bytes && !Target::of_part)
             __syncthreads();
         else
@@ -91,28 +94,31 @@ class MmaResults {
                 const RowEnd row_end = end_of(work.row_at(stored), max[m][half], sum[m][half]);
                 if (row < work.rows && thread.lane % 4 == 0) store_lse(row, row_end.lse);
                 float* target = nullptr;
-                if constexpr (Target::of_part) target = work.part_of(args, stored);
+                if constexpr (Target::of_part)
+                    target = work.part_of(args, stored);
+                else if constexpr (!staged)
+                    target = work.o_of(args, stored);
 #pragma unroll
                 for (int n = 0; n < hdim_v / 8; ++n) {
                     const float first = o[m][n][2 * half] * row_end.normalize;
                     const float second = o[m][n][2 * half + 1] * row_end.normalize;
-                    if constexpr (Target::of_part) {
+                    if constexpr (!staged) {
                         const int column = 8 * n + thread.lane % 4 * 2;
                         if (row < work.rows && column < hdim)
                             *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
                     } else {
-                        const std::uint32_t offset = piece_offset<hdim_v * 2>(16 * m + 8 * half + thread.lane / 4, n);
-                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(staged + offset + thread.lane % 4 * 4),
-                                     "r"(pack<T>(first, second))
-                                     : "memory");
+                        const int column = 8 * n % in_piece + thread.lane % 4 * 2;  // of its piece
+                        const std::uint32_t offset =
+                            piece_offset<Shape::o_row_bytes>(16 * m + 8 * half + thread.lane / 4, 8 * n / in_piece);
+                        stage_two<T>(first_row + offset + column * sizeof(T), first, second);
                     }
                 }
             }
-        if constexpr (!Target::of_part) store_staged(staged);
+        if constexpr (staged) store_staged(first_row);
     }
 
-    __device__ __forceinline__ void store_staged(std::uint32_t staged) const {
-        constexpr int pieces = hdim_v / 8;
+    __device__ __forceinline__ void store_staged(std::uint32_t first_row) const {
+        constexpr int pieces = hdim_v / in_piece;
         __syncwarp();
 #pragma unroll
         for (int first = 0; first < Shape::rows * pieces; first += 32) {
@@ -121,10 +127,10 @@ class MmaResults {
             uint4 data;
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
-                         : "r"(staged + piece_offset<hdim_v * 2>(row, piece))
+                         : "r"(first_row + piece_offset<Shape::o_row_bytes>(row, piece))
                          : "memory");
-            if (in_tile < work.rows && piece * 8 < hdim)
-                *reinterpret_cast<uint4*>(work.o_of(args, in_tile) + piece * 8) = data;
+            if (in_tile < work.rows && piece * in_piece < hdim)
+                *reinterpret_cast<uint4*>(work.o_of(args, in_tile) + piece * in_piece) = data;
         }
     }
 
@@ -172,12 +178,11 @@ class MmaResults {
         if (column == 0) store_lse(row, row_end.lse);
         if (column >= hdim) return;
         const float scale = row_end.normalize;
+        const float4 scaled = make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
         if constexpr (Target::of_part)
-            *reinterpret_cast<float4*>(work.part_of(args, row) + column) =
-                make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
+            store_four(work.part_of(args, row) + column, scaled);
         else
-            *reinterpret_cast<uint2*>(work.o_of(args, row) + column) =
-                make_uint2(pack<T>(o.x * scale, o.y * scale), pack<T>(o.z * scale, o.w * scale));
+            store_four(work.o_of(args, row) + column, scaled);
     }
 
     const catalog_args& args;

@@ -89,8 +89,8 @@ class MmaRows {
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                finish_row<keys>(args, work, scores, window, thread.row(m, half), key + thread.lane % 4 * 2, hidden,
-                                 [&](int n, int c) -> float& { return tile.s[m][n][2 * half + c]; });
+                finish_row<keys>(args, work, scores, window, thread.row(m, half), key + LaneKeys<Row>::first(thread.lane),
+                                 hidden, [&](int n, int c) -> float& { return tile.s[m][n][2 * half + c]; });
     }
 
     // Scores become weights, relative to the largest score so far, or to an earlier one that was less than 2^8 times

@@ -32,8 +32,10 @@ struct MmaShape {
     static constexpr int element = sizeof(typename Row::dtype);  // of K and V
     static constexpr int q_row_bytes = hdim_q * sizeof(QueryElement<Row>), k_bytes = keys * hdim_q * element;
     static constexpr int v_bytes = keys * hdim_v * element;
-    // Rows of Q make way for those of O, of 16 bits.
-    static constexpr int staged_row_bytes = waves_n == 1 && hdim_v * 2 > q_row_bytes ? hdim_v * 2 : q_row_bytes;
+    // Rows of Q make way for those of O, unless they have 32 bits.
+    static constexpr bool stages_o = sizeof(typename Row::otype) < 4;
+    static constexpr int o_row_bytes = stages_o ? hdim_v * sizeof(typename Row::otype) : 0;
+    static constexpr int staged_row_bytes = waves_n == 1 && o_row_bytes > q_row_bytes ? o_row_bytes : q_row_bytes;
     static constexpr int q_bytes = Row::tile_m0 * staged_row_bytes;
     static constexpr int k_stage_bytes = k_bytes + (has_page_factors<Row> ? 2 * keys * 4 : 0);  // see PageFactors
     static constexpr int group_bytes = stages * (k_stage_bytes + v_bytes);
@@ -95,16 +97,17 @@ class MatrixRows {
     std::uint32_t address;
 };
 
-// The same, transposed, in a tile of values of vectorized pages; see ValueVectors.
-template <int hdim>
+// The same, transposed, in a tile of values of vectorized pages, which have x tokens of a column together: see
+// ValueVectors. Of 16, four matrices are those of 32 columns.
+template <int hdim, int x>
 class MatrixColumns {
    public:
     __device__ __forceinline__ MatrixColumns(std::uint32_t tile, int lane)
-        : address(tile + (lane / 8 % 2 * hdim + lane / 16 * 8 + lane % 8) * 16) {}
+        : address(tile + (x == 16 ? lane : lane / 8 % 2 * hdim + lane / 16 * 8 + lane % 8) * 16) {}
 
-    // Of the 16 rows from `first_row` on, the 16 columns from 16 * step on.
+    // Of the 16 rows from `first_row` on, the 2 x columns from 2 * x * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
-        return address + (first_row / 8 * hdim + 16 * step) * 16;
+        return address + (first_row / x * hdim + 2 * x * step) * 16;
     }
 
    private:

@@ -6,20 +6,24 @@
 
 namespace catalog::cuda {
 
-// Elements of 8 bits are loaded as pairs, and multiplied as fp16, which represents every fp8 number. Pairs of V are two
-// columns of one key, so even and odd columns of every 16 are multiplied apart: see order_columns().
+// Elements of 8 bits are loaded as pairs, and multiplied as fp16, which represents all their numbers. Pairs of V are two
+// columns of one key, so even and odd columns of every 16 are multiplied apart: see order_columns(). In vectorized pages
+// they are two keys of one column.
 template <class Row>
 class MmaTile {
-    using T = std::conditional_t<has_bytes<Row>, fp16, typename Row::dtype>;
+    using Stored = typename Row::dtype;
+    using T = std::conditional_t<has_bytes<Row>, fp16, Stored>;
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys;
     static constexpr int bytes = has_bytes<Row>;
+    static constexpr bool fours = LaneKeys<Row>::fours;
     using KeyRows = MatrixRows<Row::hdim_q * Shape::element>;
     using ValueRows = MatrixRows<Row::hdim_v * Shape::element>;
     using Queries = MmaQueries<Row>;
 
    public:
-    // Element c of s[m][n]: row 16 m + 8 (c / 2) + lane / 4, key 8 n + 2 (lane % 4) + c % 2; of O alike.
+    // Element c of s[m][n]: row 16 m + 8 (c / 2) + lane / 4, the key c % 2 of the lane's two in column n, 8 n + 2 (lane % 4)
+    // unless LaneKeys says otherwise; of O alike.
     float s[atoms][keys / 8][4];
     float o[atoms][Row::hdim_v / 8][4];
 
@@ -72,6 +76,10 @@ class MmaTile {
                     load_matrices(v_rows.at(16 * step, n), values);
                 else
                     load_matrices_transposed(v_rows.at(16 * step, n), values);
+                if constexpr (fours) {
+                    add_columns(weights, values, n);
+                    continue;
+                }
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     std::uint32_t of_keys[2] = {values[2 * half], values[2 * half + 1]}, odd[2];
@@ -79,8 +87,8 @@ class MmaTile {
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             const std::uint32_t columns = __byte_perm(of_keys[i], 0, 0x3120);
-                            of_keys[i] = widen_fp8(columns);
-                            odd[i] = widen_fp8(columns >> 16);
+                            of_keys[i] = widen<Stored>(columns);
+                            odd[i] = widen<Stored>(columns >> 16);
                         }
 #pragma unroll
                         for (int m = 0; m < atoms; ++m)
@@ -97,7 +105,7 @@ class MmaTile {
     // Once all values are added. Of every 16 columns a lane has 4 (lane % 4) and the next three: two pairs, of which it
     // keeps one and trades the other, twice.
     __device__ __forceinline__ void order_columns() {
-        if constexpr (bytes) {
+        if constexpr (bytes && !fours) {
             const bool odd_lane = threadIdx.x & 1, high_lane = (threadIdx.x & 2) != 0;
 #pragma unroll
             for (int m = 0; m < atoms; ++m)
@@ -121,9 +129,20 @@ class MmaTile {
    private:
     static __device__ __forceinline__ auto rows_of_v(std::uint32_t v, int lane) {
         if constexpr (is_vectorized<Row>)
-            return MatrixColumns<Row::hdim_v>(v, lane);
+            return MatrixColumns<Row::hdim_v, in_vector<Row>>(v, lane);
         else
             return ValueRows(v, lane % 16, lane / 16);
+    }
+
+    // The weights of 16 keys times their values in the columns from 32 n on.
+    __device__ __forceinline__ void add_columns(const std::uint32_t (&weights)[atoms][4],
+                                                const std::uint32_t (&values)[4], int n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const std::uint32_t first = widen<Stored>(values[i]), second = widen<Stored>(values[i] >> 16);
+#pragma unroll
+            for (int m = 0; m < atoms; ++m) mma_16x8x16<T>(o[m][4 * n + i], weights[m], first, second);
+        }
     }
 
     __device__ __forceinline__ void multiply_step(const KeyRows& k_rows, int step,
@@ -138,7 +157,7 @@ class MmaTile {
                 if constexpr (bytes) {
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        const std::uint32_t first = widen_fp8(of_keys[i]), second = widen_fp8(of_keys[i] >> 16);
+                        const std::uint32_t first = widen<Stored>(of_keys[i]), second = widen<Stored>(of_keys[i] >> 16);
 #pragma unroll
                         for (int m = 0; m < atoms; ++m)
                             mma_16x8x16<T>(s[m][2 * n + half], of_step[i * bytes][m], first, second);

@@ -39,7 +39,7 @@ class PageFactors {
         float largest = 0.0f;
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
-            const float2 of_two = read(k, keys + 8 * n);
+            const float2 of_two = read(k, keys + LaneKeys<Row>::offset(n));
             largest = fmaxf(largest, fmaxf(fabsf(of_two.x), fabsf(of_two.y)));
         }
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
@@ -62,9 +62,9 @@ class PageFactors {
         return static_cast<const float*>(factors.data) + max(page, 0) * factors.stride_batch + head * factors.stride_nhead;
     }
 
-    // Of the lane's two keys among the eight whose factors begin with number `first`.
+    // Of the lane's two keys; `first`: their number but for the lane's part.
     static __device__ __forceinline__ float2 read(std::uint32_t k, int first) {
-        const int number = first + static_cast<int>(threadIdx.x) % 4 * 2;
+        const int number = first + LaneKeys<Row>::first(static_cast<int>(threadIdx.x));
         float2 of_two;
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                      : "=f"(of_two.x), "=f"(of_two.y)
@@ -76,7 +76,7 @@ class PageFactors {
     static __device__ __forceinline__ void multiply(Tile& s, std::uint32_t k, int first, float by) {
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
-            const float2 of_two = read(k, first + 8 * n);
+            const float2 of_two = read(k, first + LaneKeys<Row>::offset(n));
             const float of_key[2] = {of_two.x * by, of_two.y * by};
 #pragma unroll
             for (int m = 0; m < atoms; ++m)

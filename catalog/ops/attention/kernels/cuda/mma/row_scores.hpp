@@ -1,6 +1,7 @@
 // What becomes of a row's products before the softmax, wherever a lane has two of every eight keys.
 #pragma once
 
+#include "lane_keys.hpp"
 #include "mma_work.hpp"
 
 namespace catalog::cuda {
@@ -11,9 +12,9 @@ __device__ __forceinline__ int sinks_of(const catalog_args& args, const MmaWork<
     return Row::sink ? clamp_length(args.sink_size, work.seq.seqlen_k) : 0;
 }
 
-// Products of a row of the block with the keys first, first + 1, first + 8, first + 9, ... of `keys` become scores, -infinity
-// where the query does not see the key. `score_at(n, c)` is that of key first + 8 n + c. `hidden`: whether there may be keys
-// that the query does not see.
+// Products of a row of the block with the keys of a lane among `keys`, the first of which is `first`, become scores, -infinity
+// where the query does not see the key. `score_at(n, c)` is that of the key first + LaneKeys::offset(n) + c. `hidden`: whether
+// there may be keys that the query does not see.
 template <int keys, class Row, bool partial, class ScoreAt>
 __device__ __forceinline__ void finish_row(const catalog_args& args, const MmaWork<Row, partial>& work,
                                            const Scores<Row>& scores, const Window<Row::mask>& window, int row, int first,
@@ -31,11 +32,12 @@ __device__ __forceinline__ void finish_row(const catalog_args& args, const MmaWo
         for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
+                const int column = LaneKeys<Row>::offset(n) + c;
                 float& score = score_at(n, c);
                 float bias = 0;
                 if constexpr (Row::bias == Bias::bias)
-                    if (first + 8 * n + c < work.seq.seqlen_k) bias = static_cast<float>(biases[8 * n + c]);
-                score = scores.finish(score, bias, slope, distance + 8 * n + c);
+                    if (first + column < work.seq.seqlen_k) bias = static_cast<float>(biases[column]);
+                score = scores.finish(score, bias, slope, distance + column);
             }
     }
     if (!hidden) return;
@@ -44,7 +46,7 @@ __device__ __forceinline__ void finish_row(const catalog_args& args, const MmaWo
     for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const int column = 8 * n + c;
+            const int column = LaneKeys<Row>::offset(n) + c;
             bool before = Row::mask == Mask::generic && column < seen.begin - first;
             if constexpr (Row::sink) before &= column >= sinks_of(args, work) - first;
             if (before || column >= seen.end - first) score_at(n, c) = minus_infinity();

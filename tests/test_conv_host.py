@@ -143,6 +143,7 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
     kinds = (
         ("bf16", "bwd_weight", "host_amx"),
         ("fp16", "forward", "host_amx"),
+        ("bf16", "forward", "host_lines_amx"),
         ("bf16", "bwd_data", "host_scatter_amx"),
         ("bf16", "bwd_weight", "host_shift_amx"),
     )

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import amx
+import conv_amx
 import numpy as np
 import pytest
-from conv_problems import CONV, rows
+from conv_amx import SEED, amx_catalog, chosen, computed  # noqa: F401 - a fixture
+from conv_problems import CONV
 
 from catalog.ops.conv.problem import ConvProblem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host.device import cpu_features, host_archs, why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
 from catalog.settings import settings
 
-SEED = 2026
-ARCH = "x86_64_v4"
 PROBLEMS: dict[str, dict[str, Any]] = {
     "rows of several chunks": {"n": 2, "c": 64, "k": 64, "size": (56, 56), "pad": (1, 1)},
     "chunks of several images": {"n": 9, "c": 33, "k": 70, "size": (7, 7), "pad": (1, 1)},
@@ -36,25 +33,12 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    if ARCH not in host_archs() or why_unavailable(ARCH) or not amx.PAIRS["host_amx"] - amx.TILES <= cpu_features():
-        pytest.skip("this CPU has no AVX512-BF16")
-    folder = tmp_path_factory.mktemp("shift")
-    with pytest.MonkeyPatch.context() as patch, Catalog(folder / "catalog.db") as catalog:
-        amx.pretend("host_amx", folder, patch)
-        catalog.populate(ARCH, operation="conv")
-        yield catalog
-    settings.cache_clear()
-
-
 def problem_of(**fields: Any) -> ConvProblem:
-    return ConvProblem(**{"direction": "bwd_weight", "filter": (3, 3), "dtype": "bf16"} | fields)
+    return conv_amx.problem_of("bwd_weight", **fields)
 
 
 def gradient(catalog: Catalog, problem: ConvProblem, inputs: dict[str, Array]) -> Array:
-    wanted = f"pipeline = 'host_shift_amx' AND dtype = 'bf16' AND ndim = {problem.ndim}"
-    return catalog.plan(problem, rows(catalog, wanted, ARCH)[0]).run(inputs).outputs["weight"]
+    return computed(catalog, problem, "host_shift_amx", inputs)
 
 
 @pytest.mark.parametrize("of", PROBLEMS)
@@ -89,10 +73,9 @@ def test_elements_that_are_not_finite_reach_no_other_taps(catalog: Catalog, pad:
 
 
 def test_filters_of_several_taps_choose_these_kernels(catalog: Catalog) -> None:
-    def chosen(**fields: Any) -> str:
-        problem = problem_of(**{"n": 2, "c": 64, "k": 64, "size": (14, 14), "pad": (1, 1)} | fields)
-        return str(catalog.select(problem, arch=ARCH).kernels[0].algorithm.pipeline.value)
+    def pipeline(**fields: Any) -> str:
+        return chosen(catalog, problem_of(**{"n": 2, "c": 64, "k": 64, "size": (14, 14), "pad": (1, 1)} | fields))
 
-    assert chosen() == chosen(stride=(2, 2)) == chosen(size=(14,), filter=(3,), pad=(1,)) == "host_shift_amx"
+    assert pipeline() == pipeline(stride=(2, 2)) == pipeline(size=(14,), filter=(3,), pad=(1,)) == "host_shift_amx"
     others: tuple[dict[str, Any], ...] = ({"filter": (1, 1)}, {"c": 3}, {"layout": "ngchw"}, {"dtype": "fp16"})
-    assert [chosen(**fields) for fields in others] == ["host_amx"] * 4
+    assert [pipeline(**fields) for fields in others] == ["host_amx"] * 4

@@ -25,11 +25,24 @@ inline void store_around(Words64* to, Words64 x) { __builtin_ia32_movntdq512(to,
 #endif
 #endif
 
+template <class T>
+inline void copy_elements(const T* from, std::int64_t count, T* to) {
+    constexpr std::int64_t chunk = vector_bytes / sizeof(T);
+    if (count < chunk) {
+        for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
+        return;
+    }
+    for (std::int64_t i = 0; i + chunk < count; i += chunk) std::memcpy(to + i, from + i, vector_bytes);
+    std::memcpy(to + (count - chunk), from + (count - chunk), vector_bytes);  // some of it for the second time
+}
+
 // How the vectors of a result are stored, whose memory begins at an address.
 class Storing {
    public:
     Storing() = default;
-    Storing([[maybe_unused]] const void* result, [[maybe_unused]] std::int64_t bytes) {
+    // Results of `least_bytes` and more are stored around the caches.
+    Storing([[maybe_unused]] const void* result, [[maybe_unused]] std::int64_t bytes,
+            [[maybe_unused]] std::int64_t least_bytes = 8 << 20) {
 #if defined(CATALOG_STORES_AROUND)
         around = bytes >= least_bytes && reinterpret_cast<std::uintptr_t>(result) % vector_bytes == 0;
 #endif
@@ -64,6 +77,24 @@ class Storing {
         host::store(to, x);
     }
 
+    // Elements that are complete, of any number.
+    template <class T>
+    void copy(const T* from, std::int64_t count, T* to) const {
+#if defined(CATALOG_STORES_AROUND)
+        if (around && reinterpret_cast<std::uintptr_t>(to) % vector_bytes == 0) {
+            using Words = std::conditional_t<vector_bytes == 64, Words64, Words32>;
+            constexpr std::int64_t chunk = vector_bytes / sizeof(T);
+            for (; count >= chunk; count -= chunk, from += chunk, to += chunk) {
+                Words words;
+                std::memcpy(&words, from, sizeof words);
+                store_around(reinterpret_cast<Words*>(to), words);
+            }
+            if (count == 0) return;
+        }
+#endif
+        copy_elements(from, count, to);
+    }
+
     // At the end of a share: other threads see its results in time.
     void finish() const {
 #if defined(CATALOG_STORES_AROUND)
@@ -72,7 +103,6 @@ class Storing {
     }
 
    private:
-    static constexpr std::int64_t least_bytes = 8 << 20;
     bool around = false;
 };
 

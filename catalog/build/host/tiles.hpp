@@ -14,10 +14,36 @@ inline constexpr int tile_rows = 16, tile_units = 16;
 // apart along the depth.
 struct TileOrder {
     std::ptrdiff_t row, down, along;
+
+    std::ptrdiff_t rows_apart(int rows) const { return rows / tile_rows * down; }
+
+    // The tile of the rows with this number, `deep` units from the first.
+    template <int tile, class Unit>
+    void load(const Unit* a, int number, int deep) const {
+        amx::load<tile>(a + number * down + deep / tile_units * along, row * sizeof(Unit));
+    }
+};
+
+// The same in bytes, which need not be whole units. Along the depth, tiles are at any distances from the first.
+struct ScatteredTiles {
+    std::ptrdiff_t row;
+    const std::ptrdiff_t* along;
+
+    std::ptrdiff_t rows_apart(int rows) const { return rows * row; }
+
+    template <int tile>
+    void load(const std::byte* a, int number, int deep) const {
+        amx::load<tile>(a + number * tile_rows * row + along[deep / tile_units], row);
+    }
 };
 
 // Tiles of rows that are `stride` units apart.
 constexpr TileOrder tiles_of_rows(std::ptrdiff_t stride) { return {stride, tile_rows * stride, tile_units}; }
+
+// What a thread does while tiles are multiplied: nothing.
+struct NothingBeside {
+    void operator()() const {}
+};
 
 // Units along the depth that are multiplied together.
 template <class Unit>
@@ -70,10 +96,12 @@ inline void multiply_parts(const SplitHalf* a, TileOrder of_a, const SplitHalf* 
 
 // C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
 // a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. Prefetching the
-// tiles of the next rows would take a quarter longer: as many further loads delay those that products wait for.
-template <bool adds, int down, int across, PartProducts parts = PartProducts::all, class Unit, class Sum>
-inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
-                           std::ptrdiff_t ldc) {
+// tiles of the next rows would take a quarter longer: as many further loads delay those that products wait for. Calls
+// beside() after the products of each step of the depth: other instructions run while tiles are multiplied.
+template <bool adds, int down, int across, PartProducts parts = PartProducts::all, class A, class Order, class Unit,
+          class Sum, class Beside = NothingBeside>
+inline void multiply_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
+                           std::ptrdiff_t ldc, Beside beside = {}) {
     static_assert(down >= 1 && down <= 2 && across >= 1 && across <= 2, "four tiles of C, two of A, two of B");
     static_assert(sizeof(Unit) == 4 && sizeof(Sum) == 4);
     const auto each_of_c = [&](auto visit) {
@@ -89,25 +117,52 @@ inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::pt
             amx::clear<tile>();
     });
     for (int k = 0; k < depth; k += whole_units<Unit>) {
-        const Unit *const a_k = a + k / tile_units * of_a.along, *const b_k = b + k * ldb;
+        const Unit* const b_k = b + k * ldb;
         if constexpr (std::is_same_v<Unit, SplitHalf>) {
-            multiply_parts<down, across, parts>(a_k, of_a, b_k, ldb);
-            continue;
+            multiply_parts<down, across, parts>(a + k / tile_units * of_a.along, of_a, b_k, ldb);
+        } else {
+            amx::load<6>(b_k, ldb * sizeof(Unit));
+            of_a.template load<4>(a, 0, k);
+            multiply_add_tiles<Unit, 0, 4, 6>();
+            if constexpr (across > 1) {
+                amx::load<7>(b_k + tile_units, ldb * sizeof(Unit));
+                multiply_add_tiles<Unit, 1, 4, 7>();
+            }
+            if constexpr (down > 1) {
+                of_a.template load<5>(a, 1, k);
+                multiply_add_tiles<Unit, 2, 5, 6>();
+            }
+            if constexpr (down > 1 && across > 1) multiply_add_tiles<Unit, 3, 5, 7>();
         }
-        amx::load<6>(b_k, ldb * sizeof(Unit));
-        amx::load<4>(a_k, of_a.row * sizeof(Unit));
-        multiply_add_tiles<Unit, 0, 4, 6>();
-        if constexpr (across > 1) {
-            amx::load<7>(b_k + tile_units, ldb * sizeof(Unit));
-            multiply_add_tiles<Unit, 1, 4, 7>();
-        }
-        if constexpr (down > 1) {
-            amx::load<5>(a_k + of_a.down, of_a.row * sizeof(Unit));
-            multiply_add_tiles<Unit, 2, 5, 6>();
-        }
-        if constexpr (down > 1 && across > 1) multiply_add_tiles<Unit, 3, 5, 7>();
+        beside();
     }
     each_of_c([&](auto tile, Sum* to) { amx::store<tile>(to, ldc * sizeof(Sum)); });
+}
+
+// The same for 16 rows of A and two tiles of columns of each of two panels of B, which are `ldb` units wide and `b_apart` from
+// each other. A tile of A is loaded once for four products: for rows that are slow to load, as lines that lie in two cache
+// lines each.
+template <class A, class Order, class Unit, class Sum, class Beside>
+inline void multiply_row_of_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t ldb, std::ptrdiff_t b_apart, int depth,
+                                  Sum* c, std::ptrdiff_t ldc, Beside beside) {
+    static_assert(!std::is_same_v<Unit, SplitHalf> && sizeof(Unit) == 4 && sizeof(Sum) == 4);
+    amx::clear<0>(), amx::clear<1>(), amx::clear<2>(), amx::clear<3>();
+    for (int k = 0; k < depth; k += tile_units, b += tile_units * ldb) {
+        const std::size_t stride = ldb * sizeof(Unit);
+        of_a.template load<4>(a, 0, k);
+        amx::load<5>(b, stride);
+        multiply_add_tiles<Unit, 0, 4, 5>();
+        amx::load<6>(b + tile_units, stride);
+        multiply_add_tiles<Unit, 1, 4, 6>();
+        amx::load<7>(b + b_apart, stride);
+        multiply_add_tiles<Unit, 2, 4, 7>();
+        amx::load<5>(b + b_apart + tile_units, stride);
+        multiply_add_tiles<Unit, 3, 4, 5>();
+        beside();
+    }
+    const std::size_t stride = ldc * sizeof(Sum);
+    amx::store<0>(c, stride), amx::store<1>(c + tile_units, stride);
+    amx::store<2>(c + 2 * tile_units, stride), amx::store<3>(c + 3 * tile_units, stride);
 }
 
 }  // namespace catalog::host

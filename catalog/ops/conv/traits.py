@@ -74,6 +74,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_AMX = "host_amx"
     HOST_PANEL = "host_panel"
     HOST_DIRECT = "host_direct"
+    HOST_LINES_AMX = "host_lines_amx"
     HOST_SCATTER = "host_scatter"
     HOST_SCATTER_AMX = "host_scatter_amx"
     HOST_SHIFT_AMX = "host_shift_amx"

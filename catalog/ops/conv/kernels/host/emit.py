@@ -7,7 +7,7 @@ from catalog.ops.conv.traits import Layout, Pipeline
 from catalog.schema.kernel import Kernel
 
 _NUMBERS = ("tile_m", "tile_n", "tile_k", "warp_tile_m", "warp_tile_n")
-_IN_TILES = (Pipeline.HOST_AMX, Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX)
+_IN_TILES = (Pipeline.HOST_AMX, Pipeline.HOST_LINES_AMX, Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX)
 
 
 def emit(kernel: Kernel) -> str:
@@ -20,6 +20,7 @@ def emit(kernel: Kernel) -> str:
         "scattered": algorithm.pipeline in (Pipeline.HOST_SCATTER, Pipeline.HOST_SCATTER_AMX),
         "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
         "shifted": algorithm.pipeline is Pipeline.HOST_SHIFT_AMX,
+        "in_lines": algorithm.pipeline is Pipeline.HOST_LINES_AMX,
         "in_tiles": algorithm.pipeline in _IN_TILES,
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }

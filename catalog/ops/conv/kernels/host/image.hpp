@@ -3,22 +3,12 @@
 #pragma once
 
 #include "geometry/window.hpp"
+#include "host/around.hpp"
 #include "host/pack.hpp"
 
 namespace catalog::host {
 
 using namespace conv;
-
-template <class T>
-inline void copy_elements(const T* from, std::int64_t count, T* to) {
-    constexpr std::int64_t chunk = vector_bytes / sizeof(T);
-    if (count < chunk) {
-        for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
-        return;
-    }
-    for (std::int64_t i = 0; i + chunk < count; i += chunk) std::memcpy(to + i, from + i, vector_bytes);
-    std::memcpy(to + (count - chunk), from + (count - chunk), vector_bytes);  // some of it for the second time
-}
 
 // An image with `channels` of a group from the address on; `extents` are its spatial ones.
 template <class T>

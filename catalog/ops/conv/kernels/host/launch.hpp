@@ -5,6 +5,7 @@
 #include "direct_weight.hpp"
 #include "geometry/call.hpp"
 #include "host/choice.hpp"
+#include "line_product.hpp"
 #include "panel.hpp"
 #include "scatter.hpp"
 #include "shift_weight.hpp"
@@ -51,6 +52,10 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 return compute([&](const Window& window) {
                     if constexpr (Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
                         const catalog_status status = ShiftedGradients<Row, Unit>(*args, of, window, threads).run();
+                        if (status != CATALOG_UNSUPPORTED) return status;
+                    }
+                    if constexpr (Row::in_lines && !std::is_same_v<Unit, SplitHalf>) {
+                        const catalog_status status = LineProduct<Row, Unit>(*args, of, window, threads).run();
                         if (status != CATALOG_UNSUPPORTED) return status;
                     }
                     return WindowProduct<Row, Unit>(*args, of, window, threads).run();

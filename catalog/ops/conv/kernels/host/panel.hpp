@@ -6,6 +6,7 @@
 #include "host/around.hpp"
 #include "host/blocks.hpp"
 #include "image.hpp"
+#include "row_strip.hpp"
 #include "weights.hpp"
 
 namespace catalog::host {
@@ -120,7 +121,8 @@ class WindowProduct {
         const catalog_tensor& computed = direction == Direction::forward    ? args.output
                                          : direction == Direction::bwd_data ? args.input
                                                                             : args.weight;
-        storing = Storing(computed.data, args.g * m * n * static_cast<std::int64_t>(sizeof(Result)));
+        const std::int64_t bytes = args.g * m * n * static_cast<std::int64_t>(sizeof(Result));
+        storing = Row::in_tiles ? Storing(computed.data, bytes, least_bytes_around_tiles) : Storing(computed.data, bytes);
         if constexpr (makes_rows) {
             const Image<Result> image = result(0);
             const bool lines = image.channels % lanes == 0 && image.all_channels % lanes == 0;
@@ -289,25 +291,27 @@ class WindowProduct {
         return Block::packed(scratch.a);
     }
 
-    // The sums of a tile whose depth is one step become rows of the result. Those of a panel that is not whole, or in AMX
-    // tiles, are stored by way of the sums, which stay in the L1 cache. Not inlined: in one function with multiply_tile(), g++
-    // keeps sums in memory.
+    // The sums of a tile whose depth is one step become rows of the result. Those of a panel that is not whole are stored by
+    // way of the sums. Not inlined: in one function with multiply_tile(), g++ keeps sums in memory.
     __attribute__((noinline)) void store_panels(Scratch& scratch, Tile tile, const Unit* kept) const {
         const auto a = rows_of_a(scratch, tile, 0);
         const Image<Result> image = result(tile.group);
         const std::int64_t apart = image.all_channels;
         const int depth = static_cast<int>(units);
-        for (; tile.columns > 0; tile.column += panel, tile.columns -= panel) {
-            Result* const to = image.data + tile.row * apart + tile.column;
-            const Unit* const b = kept + tile.column * units;
-            const auto store_sums = [&] {
-                for (int i = 0; i < tile.rows; ++i)
-                    store_run(scratch.sums + i * panel, std::min(tile.columns, panel), to + i * apart);
-            };
-            if constexpr (Row::in_tiles) {
-                Block::template multiply<panel>(false, a, 0, tile.rows, b, depth, scratch.sums);
-                store_sums();
-            } else {
+        if constexpr (Row::in_tiles) {
+            auto& strip = *new (scratch.sums) RowStrip<Row, Unit>;
+            static_assert(sizeof strip <= sizeof scratch.sums);
+            const int most_rows = strip.rows_for(tile.columns);
+            for (int i = 0; i < tile.rows; i += most_rows) {
+                const int rows = std::min(tile.rows - i, most_rows);
+                strip.multiply(a.data + i * a.apart, tiles_of_rows(a.apart), rows, kept + tile.column * units,
+                               panel * units, depth, tile.columns);
+                strip.store(0, rows, image.data + (tile.row + i) * apart + tile.column, apart, storing);
+            }
+        } else {
+            for (; tile.columns > 0; tile.column += panel, tile.columns -= panel) {
+                Result* const to = image.data + tile.row * apart + tile.column;
+                const Unit* const b = kept + tile.column * units;
                 const bool whole = tile.columns >= panel;
                 Block::multiply(a, tile.rows, b, depth, [&, whole, sums = scratch.sums](int i, int j, auto sum) {
                     if (whole)
@@ -315,7 +319,8 @@ class WindowProduct {
                     else
                         store(sums + i * panel + j, sum);
                 });
-                if (!whole) store_sums();
+                for (int i = 0; !whole && i < tile.rows; ++i)
+                    store_run(scratch.sums + i * panel, tile.columns, to + i * apart);
             }
         }
         storing.finish();

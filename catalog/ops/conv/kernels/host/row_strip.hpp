@@ -1,0 +1,118 @@
+// Some rows of a result whose whole depth is multiplied at once, in AMX tiles. Sums of a block become elements while the next
+// block is multiplied. Elements are stored row by row, which memory takes faster than a panel of columns at a time.
+#pragma once
+
+#include "host/around.hpp"
+#include "host/tiles.hpp"
+
+namespace catalog::host {
+
+// CPUs with AMX have last caches of 100 MB and more, from which the next layer reads faster than from memory.
+inline constexpr std::int64_t least_bytes_around_tiles = 64 << 20;
+
+template <class Row, class Unit>
+class RowStrip {
+    using Result = typename Row::otype;
+    using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
+    static constexpr int block = 2 * tile_rows, panel = 2 * tile_units, most_rows = 4 * block;
+    static constexpr int most_elements = block * Row::tile_n;
+    static_assert(Row::warp_tile_m == block && Row::warp_tile_n == panel, "two tiles by two");
+
+   public:
+    // How many rows of some columns there is room for: whole blocks.
+    static int rows_for(int columns) {
+        return std::min(most_elements / round_up(columns, panel) / block * block, most_rows);
+    }
+
+    // The product of some rows of A and some columns of B, whose panels are `b_apart` units from each other.
+    template <class A, class Order>
+    void multiply(const A* a, Order of_a, int rows, const Unit* b, std::int64_t b_apart, int depth, int of_columns) {
+        columns = of_columns;
+        for (int row = 0; row < rows; row += block, a += of_a.rows_apart(block))
+            for (int j = 0; j < columns; j += panel) {
+                const Unit* const of_panel = b + j / panel * b_apart;
+                if (rows - row > tile_rows)
+                    multiply_tiles<false, 2, 2>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
+                else
+                    multiply_tiles<false, 1, 2>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
+                turn(row, std::min(rows - row, block), j, panel);
+            }
+        narrow(waiting.rows);
+    }
+
+    // The same, where rows of A are slow to load.
+    template <class A, class Order>
+    void multiply_slow(const A* a, Order of_a, int rows, const Unit* b, std::int64_t b_apart, int depth, int of_columns) {
+        columns = of_columns;
+        for (int row = 0; row < rows; row += tile_rows, a += of_a.rows_apart(tile_rows))
+            for (int j = 0; j < columns;) {
+                const Unit* const of_panel = b + j / panel * b_apart;
+                const int width = j + panel < columns ? 2 * panel : panel;
+                if (width > panel)
+                    multiply_row_of_tiles(a, of_a, of_panel, panel, b_apart, depth, sums, width, narrowing(depth));
+                else
+                    multiply_tiles<false, 1, 2>(a, of_a, of_panel, panel, depth, sums, width, narrowing(depth));
+                turn(row, std::min(rows - row, tile_rows), j, width);
+                j += width;
+            }
+        narrow(waiting.rows);
+    }
+
+    // Stores `count` rows from `first` on, which are `apart` elements from each other.
+    void store(int first, int count, Result* to, std::int64_t apart, const Storing& storing) const {
+        if (apart == columns && columns % panel == 0) return storing.copy(elements + first * columns, count * apart, to);
+        for (int i = first; i < first + count; ++i, to += apart)
+            storing.copy(elements + i * round_up(columns, panel), columns, to);
+    }
+
+    // Whether all sums were finite since the last call.
+    bool were_finite() {
+        const bool finite = reduce_sum(odd) == 0;
+        odd = Float{};
+        return finite;
+    }
+
+   private:
+    // Rows of sums that are not yet elements.
+    struct Waiting {
+        const Sum* from = nullptr;
+        Result* to = nullptr;
+        int rows = 0, width = 0;
+    };
+
+    // Narrows, at each step of the depth, as many of the waiting rows as are left for it.
+    auto narrowing(int depth) {
+        const int steps = std::max(depth / tile_units, 1), share = (waiting.rows + steps - 1) / steps;
+        return [this, share] { narrow(share); };
+    }
+
+    void narrow(int rows) {
+        rows = std::min(rows, waiting.rows);
+        const int apart = round_up(columns, panel);
+        for (int i = 0; i < rows; ++i, waiting.from += waiting.width, waiting.to += apart)
+            for (int j = 0; j < waiting.width; j += panel)
+#pragma GCC unroll 2
+                for (int part = j; part < j + panel; part += lanes) {
+                    const auto sum = load(waiting.from + part);
+                    host::store(waiting.to + part, sum);
+                    if constexpr (std::is_same_v<Sum, float>) odd += sum - sum;
+                }
+        waiting.rows -= rows;
+    }
+
+    // The sums of a block wait; those before, which are elements now, make room for the next.
+    void turn(int row, int rows, int column, int width) {
+        narrow(waiting.rows);
+        waiting = {sums, elements + row * round_up(columns, panel) + column, rows, width};
+        sums = sums == both ? both + block * panel : both;
+    }
+
+    alignas(64) Sum both[2 * block * panel];
+    alignas(64) Result elements[most_elements];
+    Sum* sums = both;
+    Waiting waiting;
+    Float odd{};  // 0 where all sums are finite
+    int columns = 0;
+};
+
+}  // namespace catalog::host

@@ -60,6 +60,8 @@ class MmaAttention {
     __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {
         extern __shared__ __align__(1024) float merged[];
         constexpr int group = tile_m0 * Row::hdim_v;
+        if constexpr (Row::dropout)
+            if (args.randval.data) store_random_bytes(args, work, thread);
         rows.store(work, MergeRoom<Row>{shared, merged, group, merged + Shape::waves_n * group}, zero);
     }
 
@@ -72,11 +74,12 @@ class MmaAttention {
             sync_group();                 // nobody reads V of the last tile any more
             start_v(key + (stages - 1) * tile_n0, slot > 0 ? slot - 1 : stages - 1);
             find_places(key + stages * tile_n0);
-            rows.weigh_keys(ring + slot * Shape::k_stage_bytes, key, all);
+            const bool attends = work.attends_to(args, key);
+            if (attends) rows.weigh_keys(ring + slot * Shape::k_stage_bytes, key, all);
             copy_wait<2 * stages - 2>();  // V of this tile
             sync_group();                 // nobody reads K of this tile any more
             start_k(key + stages * tile_n0, slot);
-            rows.add_values(ring + stages * Shape::k_stage_bytes + slot * Shape::v_bytes, key);
+            if (attends) rows.add_values(ring + stages * Shape::k_stage_bytes + slot * Shape::v_bytes, key);
         }
         copy_wait<0>();
         return zero_of(key);
@@ -115,7 +118,9 @@ class MmaAttention {
     template <class Copy>
     __device__ __forceinline__ void start(Copy& copy, std::uint32_t target, int key) {
         if (key < end) {
-            if constexpr (Row::paged_kv)
+            if (!work.attends_to(args, key))
+                copy.skip(tile_n0);
+            else if constexpr (Row::paged_kv)
                 copy.copy(target, places, zero_of(key));
             else
                 copy.copy(target, end - key - thread.warp_n * keys, zero_of(key));

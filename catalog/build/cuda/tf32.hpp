@@ -31,15 +31,21 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const std::uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same of float32, without the products of two rests. Tensor cores cut off what their sums lose, always toward zero, so
-// no more than these products are added there: long sums would shrink. Small products come first.
-__device__ __forceinline__ void add_product(float (&c)[4], const TwoTf32<4>& a, const TwoTf32<2>& b) {
-    float product[4] = {};
-    mma_tf32(product, a.low, b.high);
-    mma_tf32(product, a.high, b.low);
-    mma_tf32(product, a.high, b.high);
+// The same of float32 and `count` matrices b, without the products of two rests. Tensor cores cut off what their sums lose,
+// always toward zero, so no more than these products are added there: long sums would shrink. Small products come first.
+template <int count>
+__device__ __forceinline__ void add_products(float (*c)[4], const TwoTf32<4>& a, const TwoTf32<2> (&b)[count]) {
+    float product[count][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) c[i] += product[i];
+    for (int n = 0; n < count; ++n) mma_tf32(product[n], a.low, b[n].high);
+#pragma unroll
+    for (int n = 0; n < count; ++n) mma_tf32(product[n], a.high, b[n].low);
+#pragma unroll
+    for (int n = 0; n < count; ++n) mma_tf32(product[n], a.high, b[n].high);
+#pragma unroll
+    for (int n = 0; n < count; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[n][i] += product[n][i];
 }
 
 }  // namespace catalog::cuda

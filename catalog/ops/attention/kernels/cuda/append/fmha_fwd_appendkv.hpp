@@ -58,8 +58,8 @@ class Append {
             k[i].read(args, pieces, of<const T>(args.k_new, at), cached + at.query);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-                if (pieces.element[j] < args.hdim_v)
-                    v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j]);
+                if (const int left = left_of(args.hdim_v, j); left > 0)
+                    v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j], left);
         }
         const float of_k = factor_of(args.k_descale), of_v = factor_of(args.v_descale);
 #pragma unroll
@@ -70,8 +70,10 @@ class Append {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int element = pieces.element[j];
-                if (element < args.hdim_q) keep(place[i].in(args.k, head) + element, k[i].piece[j].bits, of_k);
-                if (element < args.hdim_v) keep(place[i].in(args.v, head) + element, v[i][j], of_v);
+                if (const int left = left_of(args.hdim_q, j); left > 0)
+                    keep(place[i].in(args.k, head) + element, k[i].piece[j].bits, left, of_k);
+                if (const int left = left_of(args.hdim_v, j); left > 0)
+                    keep(place[i].in(args.v, head) + element, v[i][j], left, of_v);
             }
         }
     }
@@ -97,7 +99,8 @@ class Append {
             q[i].rotate(args, pieces);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-                if (pieces.element[j] < args.hdim_q) store(target + pieces.element[j], q[i].piece[j].bits);
+                if (const int left = left_of(args.hdim_q, j); left > 0)
+                    store_eight(target + pieces.element[j], q[i].piece[j].bits, left);
         }
     }
 
@@ -139,8 +142,9 @@ class Append {
         return place;
     }
 
-    static __device__ __forceinline__ void store(T* elements, EightBits<T> bits) {
-        *reinterpret_cast<EightBits<T>*>(elements) = bits;
+    // Elements of a row from piece j on.
+    __device__ __forceinline__ int left_of(std::int64_t hdim, int j) const {
+        return static_cast<int>(hdim) - pieces.element[j];
     }
 
     // What a token is multiplied with on its way into the cache.
@@ -149,7 +153,7 @@ class Append {
         return descale.data ? 1.0f / *static_cast<const float*>(descale.data) : 1.0f;
     }
 
-    static __device__ __forceinline__ void keep(Cached* elements, EightBits<T> bits, float factor) {
+    static __device__ __forceinline__ void keep(Cached* elements, const EightBits<T>& bits, int left, float factor) {
         if constexpr (narrows) {
             Eight<T> eight;
             eight.bits = bits;
@@ -159,7 +163,7 @@ class Append {
             *reinterpret_cast<uint2*>(elements) =
                 make_uint2(pack_bytes<Cached>(x[0], x[1], x[2], x[3]), pack_bytes<Cached>(x[4], x[5], x[6], x[7]));
         } else {
-            store(elements, bits);
+            store_eight(elements, bits, left);
         }
     }
 
@@ -194,7 +198,9 @@ inline bool valid_append(const catalog_args& args) {
     static_assert(Row::hdim_q <= 512 && Row::hdim_v <= 512, "a row belongs to one warp");
     if (!valid_sizes(args) || args.seqlen_new < 0 || args.seqlen_new > most_tokens || !valid_pages<Row>(args))
         return false;
-    if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) || !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv))
+    constexpr int vector = std::min(8, in_vector<Row>);
+    if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d, vector) ||
+        !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv, vector))
         return false;
     if (args.rotary_dim < 0 || args.rotary_dim % 2 || args.rotary_dim > args.hdim_q) return false;
     const bool rotates = Row::rope != Rope::none && args.rotary_dim > 0;

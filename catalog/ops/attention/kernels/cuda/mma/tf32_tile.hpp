@@ -56,16 +56,16 @@ class ValuePairs {
 template <class Row>
 class Tf32Tile {
     using Shape = MmaShape<Row>;
-    static constexpr int atoms = Shape::atoms, keys = Shape::keys;
+    static constexpr int atoms = Shape::atoms, keys = Shape::keys, hdim_v = Row::hdim_v;
     static constexpr int together = 4;  // columns of eight whose values are multiplied by turns: none waits for the last one
     using KeyRows = MatrixRows<Row::hdim_q * Shape::element>;
-    using Values = std::conditional_t<is_vectorized<Row>, ValuePairs<Row::hdim_v>, ValueRows<Row::hdim_v>>;
+    using Values = std::conditional_t<is_vectorized<Row>, ValuePairs<hdim_v>, ValueRows<hdim_v>>;
     using Queries = MmaQueries<Row>;
 
    public:
     // As in MmaTile.
     float s[atoms][keys / 8][4];
-    float o[atoms][Row::hdim_v / 8][4];
+    float o[atoms][hdim_v / 8][4];
 
     // `q`: the tile's first row.
     __device__ __forceinline__ explicit Tf32Tile(std::uint32_t q) : queries(q) { clear(o); }
@@ -82,43 +82,51 @@ class Tf32Tile {
         });
     }
 
-    // O += s * V
+    // O += s * V; s is lost.
     __device__ __forceinline__ void multiply_p_v(std::uint32_t v, int zero) {
         const Values rows(v, MmaThread<Row>(zero).lane);
-#pragma unroll(unrolled)
-        for (int step = 0; step < keys / 8; ++step) {
-            TwoTf32<4> weights[atoms];
+#pragma unroll 1
+        for (int first_key = 0; first_key < keys; first_key += 8 * steps) {
 #pragma unroll
-            for (int m = 0; m < atoms; ++m) {
-                std::uint32_t bits[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(s[m][unrolled > 1 ? step : 0][i % 2 * 2 + i / 2]);
-                weights[m] = TwoTf32<4>(bits);
-            }
-            if constexpr (unrolled == 1) shift_weights();
-#pragma unroll
-            for (int n = 0; n < Row::hdim_v / 8; n += together) {
-                TwoTf32<2> values[together];
-#pragma unroll
-                for (int i = 0; i < together; ++i) values[i] = rows.load(8 * step, n + i);
-#pragma unroll
-                for (int m = 0; m < atoms; ++m) add_products(o[m] + n, weights[m], values);
-            }
+            for (int step = 0; step < steps; ++step) add_values(rows, first_key + 8 * step, step);
+            shift_weights();
         }
     }
 
    private:
-    // Steps of P V that are unrolled. Where O leaves few registers a loop keeps later work from being moved into it; then the
-    // next weights are always the first ones.
-    static constexpr int unrolled = Row::hdim_v > 128 ? 1 : keys / 8;
+    // Steps of P V that are unrolled. Without a loop around them all values would be loaded early, and later copies started,
+    // for which there are no registers.
+    static constexpr int steps = keys * hdim_v < 2048 ? keys / 8 : 256 / hdim_v;
+    static_assert(keys / 8 % steps == 0);
 
+    // So that the next weights are always the first ones: a loop cannot count registers.
     __device__ __forceinline__ void shift_weights() {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
-            for (int n = 0; n + 1 < keys / 8; ++n)
+            for (int n = 0; n + steps < keys / 8; ++n)
 #pragma unroll
-                for (int c = 0; c < 4; ++c) s[m][n][c] = s[m][n + 1][c];
+                for (int c = 0; c < 4; ++c) s[m][n][c] = s[m][n + steps][c];
+    }
+
+    // Those of eight keys, whose weights are s[m][n].
+    __device__ __forceinline__ void add_values(const Values& rows, int first_key, int n) {
+        TwoTf32<4> weights[atoms];
+#pragma unroll
+        for (int m = 0; m < atoms; ++m) {
+            std::uint32_t bits[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(s[m][n][i % 2 * 2 + i / 2]);
+            weights[m] = TwoTf32<4>(bits);
+        }
+#pragma unroll
+        for (int column = 0; column < hdim_v / 8; column += together) {
+            TwoTf32<2> values[together];
+#pragma unroll
+            for (int i = 0; i < together; ++i) values[i] = rows.load(first_key, column + i);
+#pragma unroll
+            for (int m = 0; m < atoms; ++m) add_products(o[m] + column, weights[m], values);
+        }
     }
 
     template <int columns>

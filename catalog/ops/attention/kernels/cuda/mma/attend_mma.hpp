@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     MmaAttention<Row, partial> attention(args, work, shared_address(shared));
     const int zero = attention.run();
     // Where registers are scarce the main loop need not keep what the results' places follow from.
-    if constexpr (MmaShape<Row>::waves_n > 1)
+    if constexpr (MmaShape<Row>::waves_n > 1 && MmaShape<Row>::element < 4)
         attention.finish(work, zero);
     else
         attention.finish(MmaWork<Row, partial>(args, grid, zero), zero);

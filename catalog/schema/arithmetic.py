@@ -15,7 +15,7 @@ class Arithmetic:
         fp8_sum_bits: the significant bits that matrix units keep of a sum of fp8 or bf8 products; None for all of
             float32.
         transforms_factors: whether factors are sums of several elements of the inputs, as in minimal filtering.
-        splits_factors: whether matrix units multiply each factor in float32 as the sum of two of TF32, and leave out the
+        splits_factors: whether matrix units multiply factors in float32 as sums of two of TF32, and leave out the
             product of two rests.
     """
 

@@ -58,8 +58,8 @@ class Append {
             k[i].read(args, pieces, of<const T>(args.k_new, at), cached + at.query);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-                if (const int left = left_of(args.hdim_v, j); left > 0)
-                    v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j], left);
+                if (pieces.element[j] < args.hdim_v)
+                    v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j], args.hdim_v - pieces.element[j]);
         }
         const float of_k = factor_of(args.k_descale), of_v = factor_of(args.v_descale);
 #pragma unroll
@@ -70,10 +70,10 @@ class Append {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int element = pieces.element[j];
-                if (const int left = left_of(args.hdim_q, j); left > 0)
-                    keep(place[i].in(args.k, head) + element, k[i].piece[j].bits, left, of_k);
-                if (const int left = left_of(args.hdim_v, j); left > 0)
-                    keep(place[i].in(args.v, head) + element, v[i][j], left, of_v);
+                if (element < args.hdim_q)
+                    keep(place[i].in(args.k, head) + element, k[i].piece[j].bits, args.hdim_q - element, of_k);
+                if (element < args.hdim_v)
+                    keep(place[i].in(args.v, head) + element, v[i][j], args.hdim_v - element, of_v);
             }
         }
     }
@@ -99,8 +99,8 @@ class Append {
             q[i].rotate(args, pieces);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-                if (const int left = left_of(args.hdim_q, j); left > 0)
-                    store_eight(target + pieces.element[j], q[i].piece[j].bits, left);
+                if (pieces.element[j] < args.hdim_q)
+                    store_eight(target + pieces.element[j], q[i].piece[j].bits, args.hdim_q - pieces.element[j]);
         }
     }
 
@@ -142,18 +142,13 @@ class Append {
         return place;
     }
 
-    // Elements of a row from piece j on.
-    __device__ __forceinline__ int left_of(std::int64_t hdim, int j) const {
-        return static_cast<int>(hdim) - pieces.element[j];
-    }
-
     // What a token is multiplied with on its way into the cache.
     static __device__ __forceinline__ float factor_of(const catalog_tensor& descale) {
         if constexpr (!narrows) return 1.0f;
         return descale.data ? 1.0f / *static_cast<const float*>(descale.data) : 1.0f;
     }
 
-    static __device__ __forceinline__ void keep(Cached* elements, const EightBits<T>& bits, int left, float factor) {
+    static __device__ __forceinline__ void keep(Cached* elements, EightBits<T> bits, std::int64_t left, float factor) {
         if constexpr (narrows) {
             Eight<T> eight;
             eight.bits = bits;

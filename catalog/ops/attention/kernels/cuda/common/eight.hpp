@@ -26,7 +26,7 @@ union Eight {
 
 // Of memory that does not change. `left`, here and below: elements of the row from the first of these on.
 template <class T>
-__device__ __forceinline__ EightBits<T> load_eight(const T* elements, int left = 8) {
+__device__ __forceinline__ EightBits<T> load_eight(const T* elements, std::int64_t left = 8) {
     if constexpr (sizeof(T) < 4) {
         return __ldg(reinterpret_cast<const EightBits<T>*>(elements));
     } else {
@@ -39,7 +39,7 @@ __device__ __forceinline__ EightBits<T> load_eight(const T* elements, int left =
 
 // Of memory that may change later.
 template <class T>
-__device__ __forceinline__ EightBits<T> read_eight(const T* elements, int left) {
+__device__ __forceinline__ EightBits<T> read_eight(const T* elements, std::int64_t left) {
     const auto* const bits = reinterpret_cast<const EightBits<T>*>(elements);
     if constexpr (sizeof(T) == 4)
         if (left <= 4) return {bits->half[0]};
@@ -47,7 +47,7 @@ __device__ __forceinline__ EightBits<T> read_eight(const T* elements, int left) 
 }
 
 template <class T>
-__device__ __forceinline__ void store_eight(T* elements, const EightBits<T>& bits, int left) {
+__device__ __forceinline__ void store_eight(T* elements, EightBits<T> bits, std::int64_t left) {
     auto* const target = reinterpret_cast<EightBits<T>*>(elements);
     if constexpr (sizeof(T) == 4)
         if (left <= 4) {

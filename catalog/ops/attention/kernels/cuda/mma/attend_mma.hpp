@@ -47,7 +47,7 @@ class MmaAttention {
                 if (of_window) return zero;
                 sync_group();  // nobody reads the last tile any more
                 const int copied = ::max(key, (end + tile_n0 - 1) / tile_n0 * tile_n0);
-                key = first_key + (Shape::element == 4 ? zero : 0);  // so that places of its keys are found here, not earlier
+                key = first_key + (Shape::element == 4 ? zero : 0);  // lest places of its keys be found earlier
                 end = window_end;
                 start_copies<false>(key, key - copied);
             }

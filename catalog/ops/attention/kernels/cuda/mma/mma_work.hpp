@@ -74,7 +74,8 @@ struct MmaWork {
     __device__ __forceinline__ bool attends_to(const catalog_args& args, int key) const {
         if constexpr (!Row::block_mask) return true;
         const int row = first_row / static_cast<int>(args.block_mask_q);
-        return rows_of<const std::uint8_t>(args.block_mask, seq.batch, head_q, row)[key / static_cast<int>(args.block_mask_kv)];
+        const int column = key / static_cast<int>(args.block_mask_kv);
+        return rows_of<const std::uint8_t>(args.block_mask, seq.batch, head_q, row)[column] != 0;
     }
 
     template <class Element>

@@ -14,7 +14,8 @@ class ValueRows {
 
    public:
     __device__ __forceinline__ ValueRows(std::uint32_t tile, int lane)
-        : even(tile + lane / 4 % 4 * 4, lane % 4 * 2, lane / 16), odd(tile + lane / 4 % 4 * 4, lane % 4 * 2 + 1, lane / 16) {}
+        : even(tile + lane / 4 % 4 * 4, lane % 4 * 2, lane / 16),
+          odd(tile + lane / 4 % 4 * 4, lane % 4 * 2 + 1, lane / 16) {}
 
     // Of the eight keys from `first_key` on, in the columns from 8 n on.
     __device__ __forceinline__ TwoTf32<2> load(int first_key, int n) const {

@@ -105,12 +105,12 @@ inline bool valid_pages(const catalog_args& args) {
     return args.seqlens_k.data && (args.block_table.data || args.pages_per_sequence == 0);
 }
 
-// Whether the blocks of the block mask are whole tiles.
-template <class Row>
+// Whether the queries of a tile see the same blocks of the block mask, and as many `keys` are in one block.
+template <class Row, int keys = Row::tile_n0>
 inline bool valid_block_mask(const catalog_args& args) {
     if constexpr (!Row::block_mask) return true;
     const auto fits = [](std::int64_t size, int tile) { return 0 < size && size <= 0x7fffffff && size % tile == 0; };
-    return fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, Row::tile_n0) &&
+    return fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, keys) &&
            (args.block_mask.data || !has_keys(args));
 }
 

@@ -60,6 +60,7 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
 PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
 PAGE_FACTORS = {"dtype": "bf16kvfp8", "qscale": "kv_blockscale"}
 VECTORS = {"kv_memory_layout": "vectorized"}
+FP32 = {"dtype": "fp32"}
 
 SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
@@ -72,6 +73,14 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "dtype": "fp8", "qscale": "pertensor", "mask": "causal"},
     {"hdim_q": 64, "dtype": "bf8", "qscale": "blockscale"},
     {"hdim_q": 256, "dtype": "fp8fp32", "qscale": "pertensor", "lse": True},
+    {"hdim_q": 128, "mask": "causal", "lse": True} | FP32,
+    {"hdim_q": 256, "mask": "window", "window": (128, 0), "sink_size": 4, "bias": "bias", "dropout": 0.1} | FP32,
+    {"hdim_q": 192, "hdim_v": 128, "block_mask_q": 64, "block_mask_kv": 64} | FP32,
+    {"op": "splitkv", "hdim_q": 256, "seqlen_q": 1, "num_splits": 8, "page_size": 16} | FP32,
+    {"op": "splitkv", "batch": 64, "hdim_q": 128, "seqlen_q": 1} | FP32,
+    {"op": "pagedkv", "hdim_q": 64, "page_size": 16, "mask": "causal", "logits_soft_cap": 50.0} | FP32,
+    {"hdim_q": 128, "bias": "alibi", "dropout": 0.1} | PREFILL | VECTORS | FP32,
+    {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "half", "page_size": 16} | FP32,
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8, "dtype": "fp8"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16, "dtype": "bf8", "mask": "causal"},

@@ -180,13 +180,15 @@ def test_check_names_each_library_that_cannot_be_used(
 
 
 def test_a_problem_without_kernels_fails_the_build_of_a_trace(trace: Path, populated: Any, tmp_path: Path) -> None:
-    """On sm_90 no kernel computes in fp32; a model may have other ways to make its calls, a trace has not."""
+    """sm_90 has no fp32 above head dim 256; a model may have other ways to make its calls, a trace has not."""
+    wide = SMALL.model_copy(update={"hdim_q": 320, "hdim_v": 320})
+    trace.write_text(json.dumps(json.loads(trace.read_text()) | {"problem": wide.key_fields()}) + "\n")
     db = Path(shutil.copy(populated("sm_90"), tmp_path / "catalog.db"))
     done = command.catalog("build", "--trace", trace, "--arch", "sm_90", db=db)
     assert done.returncode == 1
     assert "no fwd kernel of sm_90 answers the problem" in done.stderr
     with Catalog(db) as catalog, pytest.raises(SelectionError):
-        catalog.stages(SMALL, arch="sm_90")
+        catalog.stages(wide, arch="sm_90")
 
 
 RUN = """\

@@ -25,14 +25,47 @@ def matrices(inputs, *names):
     ]
 
 
-def float32_attention(problem, inputs, weights):
+def rounded_to_tf32(x):
+    return ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def cut_off(numbers):
+    """Their sum along axis -2, of which tensor cores keep the bits of float32 that the largest number has."""
+    largest = np.max(np.abs(numbers), axis=-2, keepdims=True)
+    unit = 2.0 ** (np.floor(np.log2(np.maximum(largest, 1e-300))) - 23)
+    total = np.sum(np.trunc(numbers / unit) * unit, axis=-2)
+    kept = total.astype(np.float32)
+    return np.where(np.abs(kept) > np.abs(total), np.nextafter(kept, np.float32(0)), kept).astype(np.float32)
+
+
+def multiply_parts(a, b, rests=True):
+    """A B as tensor cores multiply float32: eight products at a time, which are three of TF32."""
+    parts = []
+    for x in (np.ascontiguousarray(a), np.ascontiguousarray(b)):
+        high = rounded_to_tf32(x)
+        low = ((x - high).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        parts.append((high.astype(np.float64), low.astype(np.float64)))
+    (a_high, a_low), (b_high, b_low) = parts
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+    for first in range(0, a.shape[-1], 8):
+        eight = slice(first, first + 8)
+        product = np.zeros_like(total)
+        pairs = ((a_low, b_high), (a_high, b_low), (a_high, b_high))
+        for of_a, of_b in pairs if rests else pairs[2:]:
+            numbers = of_a[..., :, eight, np.newaxis] * of_b[..., np.newaxis, eight, :]
+            product = cut_off(np.concatenate([numbers, product[..., np.newaxis, :].astype(np.float64)], axis=-2))
+        total = total + product
+    return total
+
+
+def float32_attention(problem, inputs, weights, multiply=np.matmul):
     """O and LSE as a kernel computes them, with P rounded to ``weights``."""
     q, k, v = matrices(inputs, "q", "k", "v")
-    scores = np.float32(problem.softmax_scale) * (q @ k.swapaxes(1, 2)) + matrices(inputs, "bias")[0]
+    scores = np.float32(problem.softmax_scale) * multiply(q, k.swapaxes(1, 2)) + matrices(inputs, "bias")[0]
     largest = scores.max(axis=2, keepdims=True)
     p = np.exp(scores - largest)
     total = p.sum(axis=2, keepdims=True)
-    o = p.astype(weights).astype(np.float32) @ v / total
+    o = multiply(p.astype(weights).astype(np.float32), v) / total
     return {"o": o[np.newaxis], "lse": (largest + np.log(total))[np.newaxis, ..., 0]}
 
 
@@ -62,6 +95,21 @@ CASES = {
 
 OPS_AND_CASES = [(op, case) for op in ("fwd", "bwd") for case in CASES if op == "fwd" or "fp8" not in case]
 QUICK = [("fwd", "fp32"), ("fwd", "fp8"), ("bwd", "fp16 with P in fp16"), ("bwd", "bf16")]
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("hdim", [8, 64])
+def test_products_in_parts_are_within_their_bound_and_those_of_tf32_are_not(hdim, positive):
+    problem = Problem(**SIZES | {"seqlen_q": 16, "hdim_q": hdim}, dtype="fp32", bias="bias", lse=True)
+    inputs = make_inputs(problem)
+    if positive:
+        inputs |= {name: np.abs(inputs[name]) for name in ("q", "k", "v")}
+    expected, allowed = reference(problem, inputs), tolerances(problem, inputs, splits=True)
+    honest = float32_attention(problem, inputs, np.float32, multiply_parts)
+    without_rests = float32_attention(problem, inputs, np.float32, lambda a, b: multiply_parts(a, b, rests=False))
+    for name in problem.made:
+        assert allowed[name].used(honest[name], expected[name]) <= 1
+    assert allowed["o"].used(without_rests["o"], expected["o"]) > 1
 
 
 @pytest.mark.parametrize(("op", "case"), slow_but(QUICK, OPS_AND_CASES))

@@ -15,11 +15,14 @@ class Arithmetic:
         fp8_sum_bits: the significant bits that matrix units keep of a sum of fp8 or bf8 products; None for all of
             float32.
         transforms_factors: whether factors are sums of several elements of the inputs, as in minimal filtering.
+        splits_factors: whether matrix units multiply factors in float32 as sums of two of TF32, and leave out the
+            product of two rests.
     """
 
     rounds_factors: bool = False
     fp8_sum_bits: int | None = None
     transforms_factors: bool = False
+    splits_factors: bool = False
 
     def __or__(self, other: Arithmetic) -> Arithmetic:
         """The lower precision of both."""
@@ -28,6 +31,7 @@ class Arithmetic:
             self.rounds_factors or other.rounds_factors,
             min(bits, default=None),
             self.transforms_factors or other.transforms_factors,
+            self.splits_factors or other.splits_factors,
         )
 
 

@@ -24,7 +24,7 @@ from catalog.ops.attention.stages import (
     stages_of,
 )
 from catalog.ops.attention.tensors import zeroed_outputs
-from catalog.ops.attention.traits import Family, Pipeline
+from catalog.ops.attention.traits import Dtype, Family, Pipeline
 from catalog.ops.attention.workspace import most_splits, partial_bytes, splits_of, workspace_of
 from catalog.ops.implementation import Implementation
 from catalog.ops.protocol import Operation
@@ -180,11 +180,16 @@ class Attention(Operation):
         from catalog.ops.attention.tolerance import tolerances
 
         weights = problem.tensors["q"].element if arithmetic.rounds_factors else "float32"
-        return tolerances(problem, inputs, weights, arithmetic.fp8_sum_bits)
+        return tolerances(problem, inputs, weights, arithmetic.fp8_sum_bits, splits=arithmetic.splits_factors)
 
     def arithmetic(self, kernel: Kernel) -> Arithmetic:
-        """Kernels that multiply pairs of bf16 or fp16 round the weights."""
-        return Arithmetic(rounds_factors=kernel.algorithm.pipeline in (Pipeline.HOST_BF16, Pipeline.HOST_AMX))
+        """Kernels that multiply pairs of bf16 or fp16 round the weights; tensor cores multiply float32 in parts."""
+        pipeline = kernel.algorithm.pipeline
+        return Arithmetic(
+            rounds_factors=pipeline in (Pipeline.HOST_BF16, Pipeline.HOST_AMX),
+            splits_factors=kernel.signature.dtype is Dtype.FP32
+            and pipeline in (Pipeline.SM90_MMA, Pipeline.SM90_WHOLE),
+        )
 
     def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:
         """As :func:`catalog.ops.attention.models.problems_of_model`."""

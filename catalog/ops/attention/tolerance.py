@@ -23,6 +23,14 @@ score by less than u 2^-20. In a backward, O and LSE are inputs: the forward's r
 Tensor cores may cut off sums of 8-bit products: E, and O's error, then have the terms of
 :mod:`catalog.runtime.tensor_cores` for Q K^T and P V.
 
+Tensor cores multiply float32 as sums of two numbers of TF32, with 11 significant bits each. The rest of a number
+that is rounded to TF32 is at most 2^-11 of it, and loses at most 2^-22 when it is cut to 11 bits. The product of two
+rests is left out, so a product is off by at most 3 x 2^-22 = 12 u. An instruction adds eight such products to 0 or to
+the products with rests, which are 2^-11 times as large. It aligns these nine numbers to the largest one, and cuts off
+what float32 has no bits for: at most 2 u of the largest one for each, and 2 u for their sum. These sums are added in
+float32. So a sum of n products is off by at most ``(4 sqrt(n / 8) + 32) u`` times the sum of their absolute values:
+12 u, 20 u, and the roundings of n / 8 additions.
+
 So a score's error E is ``(4 sqrt(hdim_q) + 8) u scale |q| |k| + 8 u (|score| + |bias| + |lse| + 2)``, and 8 u times the
 cap if there is one: tanh has a slope of at most 1. Descales are part of q and k. From there, with weights
 P = exp(score - lse) that are off by a factor of exp(E):
@@ -70,7 +78,12 @@ _LOST = 2.0**-90
 
 
 def tolerances(
-    problem: Problem, inputs: Mapping[str, Array], weights: str = "float32", fp8_sum_bits: int | None = None
+    problem: Problem,
+    inputs: Mapping[str, Array],
+    weights: str = "float32",
+    fp8_sum_bits: int | None = None,
+    *,
+    splits: bool = False,
 ) -> dict[str, Tolerance]:
     """How far each result of a correct kernel may be from ``reference(problem, inputs)``, by the result's name.
 
@@ -80,22 +93,30 @@ def tolerances(
         weights: the element type that the kernel rounds P and dS to before it multiplies them: float32, or the type of
             Q where it multiplies pairs or in matrix units.
         fp8_sum_bits: bits that matrix units keep of a sum of 8-bit products; None for all of float32.
+        splits: whether matrix units multiply float32 as sums of two numbers of TF32.
     """
     sum_bits = fp8_sum_bits if problem.dtype in QUANTISED - OF_CACHES else None
     as_fp16 = weights != "float32" and problem.dtype in OF_CACHES
     rounding = [ROUNDING[element] for element in ((weights, "float16") if as_fp16 else (weights,))]
     roundoff = max(roundoff for roundoff, _ in rounding)
     half_step = max(roundoff * smallest for roundoff, smallest in rounding)
-    return _OPERATIONS[problem.op](problem, inputs, _Products(roundoff, half_step, sum_bits))
+    return _OPERATIONS[problem.op](problem, inputs, _Products(roundoff, half_step, sum_bits, splits))
 
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """How P and dS are rounded before they are multiplied, and how many bits sums of 8-bit products keep."""
+    """How P and dS are rounded before they are multiplied, how many bits sums of 8-bit products keep, and whether
+    products of float32 are those of parts.
+    """
 
     roundoff: float
     half_step: float
     sum_bits: int | None
+    splits: bool
+
+    def of_dot(self, terms: int) -> float:
+        """Error of a dot product, relative to the sum of its products' absolute values."""
+        return _of_sum(-(-terms // 8)) + 32 * _U if self.splits else _of_sum(terms)
 
     def lost(self, weights: Float64) -> Float64:
         """Absolute error of each weight below the smallest normal number; hidden weights are exactly 0."""
@@ -110,18 +131,18 @@ def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Products
     o_errors, lse_errors = np.zeros(problem.shapes["o"]), np.zeros(lse_shape(problem))
     for sequence in sequences(problem, inputs):
         o, lse_error = sequence.tokens(o_errors, "q"), sequence.rows(lse_errors)
-        of_sum = _of_sum(sequence.seqlen_k)
+        of_sum, of_products = _of_sum(sequence.seqlen_k), rounded.of_dot(sequence.seqlen_k)
         for head in sequence.heads():
             largest_v = np.abs(sequence.values_of_largest_factor(head.key_index))
             for rows in sequence.blocks():
                 scores = head.scores(rows)
                 lse = log_sum_exp(scores, head.sink)
                 p = probabilities(scores, lse)
-                of_scores = _of_scores(head, rows, scores, lse)
+                of_scores = _of_scores(head, rows, scores, lse, rounded)
                 cut_off = problem.softmax_scale * rounded.cut_off(head.q[rows], head.k.T)
                 of_scores += np.where(np.isfinite(scores), cut_off, 0.0)
                 of_lse = np.sum(p * of_scores, axis=1) + of_sum + 2 * _FEW
-                of_weights = of_scores + of_lse[:, np.newaxis] + of_sum + _FEW + rounded.roundoff
+                of_weights = of_scores + of_lse[:, np.newaxis] + of_products + _FEW + rounded.roundoff
                 lse_error[head.index, rows] = of_lse
                 # A kernel rounds weights relative to the largest of the row, and factors of values alike.
                 lost = rounded.lost(p) * np.max(p, axis=1, initial=0.0, keepdims=True)
@@ -149,7 +170,7 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Products)
                 of_lse = dlse[head.index, rows, np.newaxis]
                 delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True) - of_lse
                 ds = p * np.abs(z * (do[rows] @ head.v.T) - delta)
-                of_scores = _of_scores(head, rows, scores, lse[head.index, rows])
+                of_scores = _of_scores(head, rows, scores, lse[head.index, rows], rounded)
                 of_p = of_scores + _FEW + rounded.roundoff
                 dots = _norms(do[rows]) * (z * _norms(head.v).T + _norms(o[rows]))
                 lost = rounded.lost(p)
@@ -194,13 +215,13 @@ def _of_rotated(problem: Problem, tokens: Float64, cos: Float64, sin: Float64) -
     return errors
 
 
-def _of_scores(head: Head, rows: slice, scores: Float64, lse: Array) -> Float64:
+def _of_scores(head: Head, rows: slice, scores: Float64, lse: Array, rounded: _Products) -> Float64:
     """The error E of each score; 0 where the query does not see the key."""
     problem = head.sequence.problem
     dots = problem.softmax_scale * _norms(head.q[rows]) * _norms(head.k).T
     finite_lse = np.where(np.isfinite(lse), lse, 0.0)[:, np.newaxis]
     numbers = np.abs(scores) + np.abs(head.bias(rows)) + np.abs(finite_lse) + (problem.logits_soft_cap or 0.0) + 2
-    return np.where(np.isfinite(scores), (_of_sum(problem.hdim_q) + _FEW) * dots + _FEW * numbers, 0.0)
+    return np.where(np.isfinite(scores), (rounded.of_dot(problem.hdim_q) + _FEW) * dots + _FEW * numbers, 0.0)
 
 
 def _of_slope(problem: Problem, slope: Float64, of_scores: Float64) -> Float64 | float:

@@ -11,7 +11,6 @@ from catalog.ops.attention.kernels.dialect import Dialect
 from catalog.ops.attention.traits import (
     TRAITS,
     Bias,
-    Dtype,
     Family,
     KvLookupTable,
     KvMemoryLayout,
@@ -26,7 +25,7 @@ from catalog.schema.kernel import Kernel
 _CUDA = Dialect(
     title="NVIDIA",
     folder="cuda",
-    dtypes=tuple(dtype for dtype in ELEMENTS if dtype is not Dtype.FP32),
+    dtypes=tuple(ELEMENTS),
     elements=MappingProxyType(
         {
             "float16": "catalog::cuda::fp16",

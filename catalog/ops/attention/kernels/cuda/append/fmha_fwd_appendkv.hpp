@@ -59,7 +59,7 @@ class Append {
 #pragma unroll
             for (int j = 0; j < 2; ++j)
                 if (pieces.element[j] < args.hdim_v)
-                    v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j]);
+                    v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j], args.hdim_v - pieces.element[j]);
         }
         const float of_k = factor_of(args.k_descale), of_v = factor_of(args.v_descale);
 #pragma unroll
@@ -70,8 +70,10 @@ class Append {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int element = pieces.element[j];
-                if (element < args.hdim_q) keep(place[i].in(args.k, head) + element, k[i].piece[j].bits, of_k);
-                if (element < args.hdim_v) keep(place[i].in(args.v, head) + element, v[i][j], of_v);
+                if (element < args.hdim_q)
+                    keep(place[i].in(args.k, head) + element, k[i].piece[j].bits, args.hdim_q - element, of_k);
+                if (element < args.hdim_v)
+                    keep(place[i].in(args.v, head) + element, v[i][j], args.hdim_v - element, of_v);
             }
         }
     }
@@ -97,7 +99,8 @@ class Append {
             q[i].rotate(args, pieces);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-                if (pieces.element[j] < args.hdim_q) store(target + pieces.element[j], q[i].piece[j].bits);
+                if (pieces.element[j] < args.hdim_q)
+                    store_eight(target + pieces.element[j], q[i].piece[j].bits, args.hdim_q - pieces.element[j]);
         }
     }
 
@@ -139,17 +142,13 @@ class Append {
         return place;
     }
 
-    static __device__ __forceinline__ void store(T* elements, EightBits<T> bits) {
-        *reinterpret_cast<EightBits<T>*>(elements) = bits;
-    }
-
     // What a token is multiplied with on its way into the cache.
     static __device__ __forceinline__ float factor_of(const catalog_tensor& descale) {
         if constexpr (!narrows) return 1.0f;
         return descale.data ? 1.0f / *static_cast<const float*>(descale.data) : 1.0f;
     }
 
-    static __device__ __forceinline__ void keep(Cached* elements, EightBits<T> bits, float factor) {
+    static __device__ __forceinline__ void keep(Cached* elements, EightBits<T> bits, std::int64_t left, float factor) {
         if constexpr (narrows) {
             Eight<T> eight;
             eight.bits = bits;
@@ -159,7 +158,7 @@ class Append {
             *reinterpret_cast<uint2*>(elements) =
                 make_uint2(pack_bytes<Cached>(x[0], x[1], x[2], x[3]), pack_bytes<Cached>(x[4], x[5], x[6], x[7]));
         } else {
-            store(elements, bits);
+            store_eight(elements, bits, left);
         }
     }
 
@@ -194,7 +193,9 @@ inline bool valid_append(const catalog_args& args) {
     static_assert(Row::hdim_q <= 512 && Row::hdim_v <= 512, "a row belongs to one warp");
     if (!valid_sizes(args) || args.seqlen_new < 0 || args.seqlen_new > most_tokens || !valid_pages<Row>(args))
         return false;
-    if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) || !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv))
+    constexpr int vector = std::min(8, in_vector<Row>);
+    if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d, vector) ||
+        !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv, vector))
         return false;
     if (args.rotary_dim < 0 || args.rotary_dim % 2 || args.rotary_dim > args.hdim_q) return false;
     const bool rotates = Row::rope != Rope::none && args.rotary_dim > 0;

@@ -40,7 +40,7 @@ class RotaryRow {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             if (pieces.element[i] < args.hdim_q)
-                piece[i].bits = *reinterpret_cast<const EightBits<T>*>(row + pieces.element[i]);
+                piece[i].bits = read_eight(row + pieces.element[i], args.hdim_q - pieces.element[i]);
         if constexpr (Row::rope != Rope::none) {
             const int rotated = static_cast<int>(args.rotary_dim);
             const T* cosines = static_cast<const T*>(args.rotary_cos.data) + position * args.rotary_cos.stride_seqlen;

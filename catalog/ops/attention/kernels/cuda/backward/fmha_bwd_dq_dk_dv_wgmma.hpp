@@ -123,13 +123,6 @@ inline bool has_backward_tensors(const catalog_args& args) {
            (!Row::block_mask || args.block_mask.data);
 }
 
-// Whether the queries of a tile see the same blocks of the block mask, and 64 keys are in one block.
-template <class Row>
-inline bool valid_block_mask(const catalog_args& args) {
-    const auto fits = [](std::int64_t size, int step) { return 0 < size && size <= 0x7fffffff && size % step == 0; };
-    return !Row::block_mask || (fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, 64));
-}
-
 template <class Row>
 inline bool make_maps(const catalog_args& args, BackwardMaps& maps) {
     using Tile = BackwardTile<Row>;
@@ -153,7 +146,7 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
     const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
     if (!valid_backward_sizes(*args) || !valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) || !starts ||
         !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row::mask>(*args) ||
-        !valid_block_mask<Row>(*args))
+        !valid_block_mask<Row, 64>(*args))
         return CATALOG_BAD_ARGUMENT;
     if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
     if (!has_backward_tensors<Row>(*args) || args->num_splits != 1) return CATALOG_BAD_ARGUMENT;

@@ -105,6 +105,15 @@ inline bool valid_pages(const catalog_args& args) {
     return args.seqlens_k.data && (args.block_table.data || args.pages_per_sequence == 0);
 }
 
+// Whether the queries of a tile see the same blocks of the block mask, and as many `keys` are in one block.
+template <class Row, int keys = Row::tile_n0>
+inline bool valid_block_mask(const catalog_args& args) {
+    if constexpr (!Row::block_mask) return true;
+    const auto fits = [](std::int64_t size, int tile) { return 0 < size && size <= 0x7fffffff && size % tile == 0; };
+    return fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, keys) &&
+           (args.block_mask.data || !has_keys(args));
+}
+
 // Those of quantised tensors.
 template <class Row>
 inline bool valid_factors(const catalog_args& args) {
@@ -122,6 +131,7 @@ inline bool valid_inputs(const catalog_args& args) {
     if (!has_keys(args)) return true;
     if (!valid_factors<Row>(args)) return false;
     if (Row::bias == Bias::bias && !args.bias.data) return false;
+    if (!valid_block_mask<Row>(args)) return false;
     return args.k.data && args.v.data && aligned_keys<Row>(args, args.k) && aligned_keys<Row>(args, args.v);
 }
 

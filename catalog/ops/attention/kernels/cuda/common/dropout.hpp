@@ -44,6 +44,28 @@ struct Dropout {
     }
 };
 
+// Weights that are dropped become 0: those of two rows, of which a lane has two of every eight keys, from `key` on. Of every
+// four chunks of keys each lane of a quad draws one, for both rows. `kept(r, key)`: as Dropout::kept, of one of the rows.
+template <int keys, class Kept>
+__device__ __forceinline__ void drop_weights(float (&p)[keys / 2], int key, const Kept& kept) {
+    constexpr int chunks = keys / philox_keys;
+    const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int first = 0; first < chunks; first += 4) {
+        const int drawn = key + (first + lane) * philox_keys;
+        const std::uint32_t bits = kept(0, drawn) | kept(1, drawn) << 16;
+#pragma unroll
+        for (int chunk = first; chunk < chunks && chunk < first + 4; ++chunk) {
+            const std::uint32_t mine = __shfl_sync(0xffffffffu, bits, chunk - first, 4) >> 2 * lane;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int bit = i / 4 * 8 + i % 2 + i / 2 % 2 * 16;
+                p[8 * chunk + i] = mine >> bit & 1 ? p[8 * chunk + i] : 0.0f;
+            }
+        }
+    }
+}
+
 __host__ __device__ __forceinline__ Dropout dropout_of(const catalog_args& args) {
     const float keep = 1.0f - args.p_drop;
     return {static_cast<const std::uint64_t*>(args.rng_state.data),

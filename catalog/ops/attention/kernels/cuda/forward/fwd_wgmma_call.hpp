@@ -95,13 +95,6 @@ inline bool valid_fwd(const catalog_args& args) {
     return args.scale >= 0.0f;
 }
 
-// Whether the blocks of the block mask are whole tiles.
-template <class Row>
-inline bool valid_block_mask(const catalog_args& args) {
-    const auto fits = [](std::int64_t size, int tile) { return 0 < size && size <= 0x7fffffff && size % tile == 0; };
-    return !Row::block_mask || (fits(args.block_mask_q, Row::tile_m0) && fits(args.block_mask_kv, Row::tile_n0));
-}
-
 // The swizzled rows of a part begin with a group of eight.
 template <class Row>
 inline bool valid_parts(const catalog_args& args) {
@@ -168,7 +161,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::bias && keys && !args.bias.data) return CATALOG_BAD_ARGUMENT;
     if (keys && !valid_factors<Row>(args)) return CATALOG_BAD_ARGUMENT;
-    if (!valid_block_mask<Row>(args) || (Row::block_mask && keys && !args.block_mask.data)) return CATALOG_BAD_ARGUMENT;
+    if (!valid_block_mask<Row>(args)) return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;

@@ -173,26 +173,9 @@ class Softmax {
         return __any_sync(all_lanes, changed);
     }
 
-    // Weights that are dropped become 0; `key` is the tile's first. Of every four chunks of keys each lane of a quad
-    // draws one, for both rows.
+    // Weights that are dropped become 0; `key` is the tile's first.
     __device__ __forceinline__ void drop(float (&p)[elements], int key) const {
-        constexpr int chunks = keys / philox_keys;
-        const int lane = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-        for (int first = 0; first < chunks; first += 4) {
-            const int drawn = key + (first + lane) * philox_keys;
-            const std::uint32_t kept =
-                call.dropout.kept(instance, query, drawn) | call.dropout.kept(instance, query + 8, drawn) << 16;
-#pragma unroll
-            for (int chunk = first; chunk < chunks && chunk < first + 4; ++chunk) {
-                const std::uint32_t mine = __shfl_sync(all_lanes, kept, chunk - first, 4) >> 2 * lane;
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const int bit = column_of(i) + i / 2 % 2 * 16;
-                    p[8 * chunk + i] = mine >> bit & 1 ? p[8 * chunk + i] : 0.0f;
-                }
-            }
-        }
+        drop_weights<keys>(p, key, [&](int r, int first) { return call.dropout.kept(instance, query + 8 * r, first); });
     }
 
     // The log-sum-exp of a row, and the factor that makes its weights add up to 1; the quad's lanes together.

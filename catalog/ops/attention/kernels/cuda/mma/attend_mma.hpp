@@ -47,7 +47,7 @@ class MmaAttention {
                 if (of_window) return zero;
                 sync_group();  // nobody reads the last tile any more
                 const int copied = ::max(key, (end + tile_n0 - 1) / tile_n0 * tile_n0);
-                key = first_key;
+                key = first_key + (Shape::element == 4 ? zero : 0);  // lest places of its keys be found earlier
                 end = window_end;
                 start_copies<false>(key, key - copied);
             }
@@ -60,6 +60,8 @@ class MmaAttention {
     __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {
         extern __shared__ __align__(1024) float merged[];
         constexpr int group = tile_m0 * Row::hdim_v;
+        if constexpr (Row::dropout)
+            if (args.randval.data) store_random_bytes(args, work, thread);
         rows.store(work, MergeRoom<Row>{shared, merged, group, merged + Shape::waves_n * group}, zero);
     }
 
@@ -72,11 +74,12 @@ class MmaAttention {
             sync_group();                 // nobody reads V of the last tile any more
             start_v(key + (stages - 1) * tile_n0, slot > 0 ? slot - 1 : stages - 1);
             find_places(key + stages * tile_n0);
-            rows.weigh_keys(ring + slot * Shape::k_stage_bytes, key, all);
+            const bool attends = work.attends_to(args, key);
+            if (attends) rows.weigh_keys(ring + slot * Shape::k_stage_bytes, key, all);
             copy_wait<2 * stages - 2>();  // V of this tile
             sync_group();                 // nobody reads K of this tile any more
             start_k(key + stages * tile_n0, slot);
-            rows.add_values(ring + stages * Shape::k_stage_bytes + slot * Shape::v_bytes, key);
+            if (attends) rows.add_values(ring + stages * Shape::k_stage_bytes + slot * Shape::v_bytes, key);
         }
         copy_wait<0>();
         return zero_of(key);
@@ -115,7 +118,9 @@ class MmaAttention {
     template <class Copy>
     __device__ __forceinline__ void start(Copy& copy, std::uint32_t target, int key) {
         if (key < end) {
-            if constexpr (Row::paged_kv)
+            if (!work.attends_to(args, key))
+                copy.skip(tile_n0);
+            else if constexpr (Row::paged_kv)
                 copy.copy(target, places, zero_of(key));
             else
                 copy.copy(target, end - key - thread.warp_n * keys, zero_of(key));
@@ -188,7 +193,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     MmaAttention<Row, partial> attention(args, work, shared_address(shared));
     const int zero = attention.run();
     // Where registers are scarce the main loop need not keep what the results' places follow from.
-    if constexpr (MmaShape<Row>::waves_n > 1)
+    if constexpr (MmaShape<Row>::waves_n > 1 && MmaShape<Row>::element < 4)
         attention.finish(work, zero);
     else
         attention.finish(MmaWork<Row, partial>(args, grid, zero), zero);

@@ -1,6 +1,7 @@
 // The parts of a split forward become one: O is their mean weighted by exp(LSE of the part).
 #pragma once
 
+#include <algorithm>
 #include <climits>
 
 #include "cuda/common/launch.hpp"
@@ -112,7 +113,8 @@ __global__ void __launch_bounds__(combine_threads)
 template <class Row>
 inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args, cudaStream_t stream) noexcept {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
-    if (!valid_sizes(*args) || !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
+    constexpr int vector = std::min(8, in_vector<Row>);
+    if (!valid_sizes(*args) || !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv, vector)) return CATALOG_BAD_ARGUMENT;
     if (!has_queries(*args)) return CATALOG_OK;
     const bool has_tensors =
         args->o.data && args->o_acc.data && args->lse_acc.data && (!Row::lse || args->lse.data) &&

@@ -13,6 +13,8 @@ class MmaQueries {
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys, bytes = has_bytes<Row>;
     static constexpr int steps = Row::hdim_q * Shape::element / 32;
+    // Loads of numbers of 32 bits should not all be moved to the front: there are no registers for them.
+    static constexpr int unrolled = Shape::element == 4 ? 2 : steps;
     using QueryRows = MatrixRows<Shape::q_row_bytes>;
 
    public:
@@ -36,7 +38,7 @@ class MmaQueries {
     template <class Body>
     __device__ __forceinline__ void for_steps(int zero, Body body) const {
         const QueryRows rows = rows_of(zero);
-#pragma unroll
+#pragma unroll(unrolled)
         for (int step = 0; step < steps; ++step) {
             if constexpr (Shape::q_in_registers) {
                 body(step, held[step]);

@@ -2,6 +2,7 @@
 // are normalised and stored.
 #pragma once
 
+#include "cuda/common/dropout.hpp"
 #include "cuda/common/results.hpp"
 #include "mma_tile.hpp"
 #include "mma_work.hpp"
@@ -70,6 +71,7 @@ class MmaResults {
                                      work.split == 0);
         if constexpr (Row::qscale == Qscale::pertensor)
             end.normalize *= *static_cast<const float*>(args.v_descale.data);
+        if constexpr (Row::dropout) end.normalize *= dropout_of(args).scale;
         return end;
     }
 

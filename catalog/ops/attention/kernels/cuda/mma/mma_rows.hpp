@@ -2,9 +2,11 @@
 // its warp's rows have accumulated.
 #pragma once
 
+#include "mma_dropout.hpp"
 #include "mma_results.hpp"
 #include "page_factors.hpp"
 #include "row_scores.hpp"
+#include "tf32_tile.hpp"
 #include "wgmma_tile.hpp"
 
 namespace catalog::cuda {
@@ -58,6 +60,7 @@ class MmaRows {
         if constexpr (has_page_factors<Row>) page_factors.multiply_scores(tile.s, k);
         finish_scores(key + thread.warp_n * keys, all);
         weigh();
+        if constexpr (Row::dropout) drop(args, work, MmaThread<Row>(zero_of(key)), key + thread.warp_n * keys, tile.s);
         if constexpr (has_page_factors<Row>) page_factors.multiply_weights(tile.s, k);
     }
 
@@ -150,7 +153,8 @@ class MmaRows {
     const Window<Row::mask> window;
     // The launch's, unless all products have a factor.
     std::conditional_t<has_factor, Scores<Row>, const Scores<Row>&> scores;
-    std::conditional_t<by_warpgroup<Row>, WgmmaTile<Row>, MmaTile<Row>> tile;
+    using OfWarp = std::conditional_t<std::is_same_v<T, float>, Tf32Tile<Row>, MmaTile<Row>>;
+    std::conditional_t<by_warpgroup<Row>, WgmmaTile<Row>, OfWarp> tile;
     PageFactors<Row> page_factors;
     float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
 };

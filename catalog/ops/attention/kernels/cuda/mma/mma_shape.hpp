@@ -46,8 +46,10 @@ struct MmaShape {
     static constexpr int streamed_bytes = q_bytes + waves_n * group_bytes;
     static constexpr int shared_bytes = streamed_bytes > merge_bytes ? streamed_bytes : merge_bytes;
 
-    // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once.
-    static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
+    // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once. Numbers of 32 bits
+    // would take four times as many, as they are multiplied in two parts.
+    static constexpr bool q_in_registers =
+        sizeof(QueryElement<Row>) < 4 && atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
     using KCopy = std::conditional_t<is_vectorized<Row>, KeyVectors<Row, hdim_q, copied, waves_m, Row::pad_d>,
                                      KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d, panel_rows>>;

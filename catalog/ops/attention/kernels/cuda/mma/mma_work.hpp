@@ -23,22 +23,32 @@ struct MmaGrid {
 template <class Row>
 inline constexpr bool neighbours_share_keys = false;
 
+// Whether the heads that share a K/V head are rows of the same blocks. Each may have a block mask of its own.
+template <class Row>
+inline constexpr bool heads_share_rows = !Row::block_mask;
+
 // What a block answers: up to tile_m0 rows of one K/V head of one sequence, against one split of the keys.
 template <class Row, bool partial>
 struct MmaWork {
     const MmaGrid<Row>& grid;
     Sequence seq;
     int head_k, split, first_row, rows;  // no rows: there is nothing to do
+    int head_q;                          // of all rows, unless heads share them
 
     // Heads of one sequence are worked on at the same time; the last tiles, which see most under a causal mask, first.
     __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid<Row>& grid, int zero) : grid(grid) {
-        const int nhead_k = static_cast<int>(args.nhead_k), batch = static_cast<int>(args.batch);
+        const int heads = static_cast<int>(heads_share_rows<Row> ? args.nhead_k : args.nhead_q);
+        const int batch = static_cast<int>(args.batch);
         const int splits = partial ? static_cast<int>(args.num_splits) : 1;
         const int block = static_cast<int>(blockIdx.x) + zero;
-        const int of_tile = neighbours_share_keys<Row> ? block / grid.tiles : block, of_head = of_tile / nhead_k;
+        const int of_tile = neighbours_share_keys<Row> ? block / grid.tiles : block, of_head = of_tile / heads;
         const int of_sequence = of_head / batch;
         const int tile = neighbours_share_keys<Row> ? block - of_tile * grid.tiles : of_sequence / splits;
-        head_k = of_tile - of_head * nhead_k;
+        head_k = of_tile - of_head * heads;
+        if constexpr (!heads_share_rows<Row>) {
+            head_q = head_k;
+            head_k /= static_cast<int>(args.nhead_q / args.nhead_k);
+        }
         split = of_sequence % splits;
         first_row = (grid.tiles - 1 - tile) * Row::tile_m0;
         seq = sequence_of<Row>(args, of_head - of_sequence * batch);
@@ -57,7 +67,15 @@ struct MmaWork {
     __device__ __forceinline__ QueryRow row_at(int row) const { return query_row(first_row + row, grid.heads); }
 
     __device__ __forceinline__ int head_of(const QueryRow& at) const {
-        return head_k * static_cast<int>(grid.heads.divisor) + at.head;
+        return heads_share_rows<Row> ? head_k * static_cast<int>(grid.heads.divisor) + at.head : head_q;
+    }
+
+    // Whether the block mask has the rows attend to the tile of keys from `key` on.
+    __device__ __forceinline__ bool attends_to(const catalog_args& args, int key) const {
+        if constexpr (!Row::block_mask) return true;
+        const int row = first_row / static_cast<int>(args.block_mask_q);
+        const int column = key / static_cast<int>(args.block_mask_kv);
+        return rows_of<const std::uint8_t>(args.block_mask, seq.batch, head_q, row)[column] != 0;
     }
 
     template <class Element>
@@ -93,7 +111,8 @@ template <class T>
 __device__ __forceinline__ void rescale_queries(const catalog_args& args, std::uint32_t q, int bytes, int thread,
                                                 int threads) {
     const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu;
-    const std::uint32_t flipped = args.scale == 0.0f ? 0 : sizeof(T) == 1 ? 0x80808080u : 0x80008000u;
+    const std::uint32_t signs = sizeof(T) == 1 ? 0x80808080u : sizeof(T) == 2 ? 0x80008000u : 0x80000000u;
+    const std::uint32_t flipped = args.scale == 0.0f ? 0 : signs;
     for (int offset = thread * 4; offset < bytes; offset += threads * 4) {
         std::uint32_t pair;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(q + offset) : "memory");
@@ -125,11 +144,11 @@ template <class Row, bool partial, class Shape, class... More>
 inline catalog_status launch_work(const catalog_args& args, void (*kernel)(catalog_args, MmaGrid<Row>, More...),
                                   cudaStream_t stream, const More&... more) {
     if (!has_queries(args)) return CATALOG_OK;
-    const std::int64_t heads = heads_per_kv_head(args);
+    const std::int64_t heads = heads_share_rows<Row> ? heads_per_kv_head(args) : 1;
     const std::int64_t tiles = (args.seqlen_q * heads + Row::tile_m0 - 1) / Row::tile_m0;
     const std::int64_t splits = partial ? args.num_splits : 1;
     std::int64_t blocks;
-    if (__builtin_mul_overflow(tiles * splits, args.batch * args.nhead_k, &blocks) || blocks > INT_MAX)
+    if (__builtin_mul_overflow(tiles * splits, args.batch * (args.nhead_q / heads), &blocks) || blocks > INT_MAX)
         return CATALOG_BAD_ARGUMENT;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;

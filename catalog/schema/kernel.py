@@ -150,13 +150,12 @@ class Kernel(BaseModel):
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a kernel, with some traits of its groups renamed by ``names``."""
-    groups = ("signature", "algorithm") if names else ()
-    return {
-        name: {names.get(trait, trait): value for trait, value in group.items()}
-        if name in groups and isinstance(group, Mapping)
-        else group
-        for name, group in fields.items()
-    }
+    renamed = dict(fields)
+    for group in ("signature", "algorithm"):
+        traits = fields.get(group)
+        if isinstance(traits, Mapping) and not names.keys().isdisjoint(traits):
+            renamed[group] = {names.get(trait, trait): value for trait, value in traits.items()}
+    return renamed
 
 
 def _operation_member(operation: str) -> dict[str, str]:

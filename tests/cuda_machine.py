@@ -34,6 +34,7 @@ def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]
 
 
 def catalog_on(folder: Path) -> Iterator[Catalog]:
+    """The catalog ``catalog.db`` in ``folder``, whose kernels the stand-in runs."""
     catalog = Catalog(folder / "catalog.db")
     catalog.builds.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from catalog.cli.main import SECTIONS, app
 from catalog.errors import UsageError
+from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.exchange import export_bundle
 from catalog.settings import settings
@@ -112,15 +113,15 @@ BUILT = "family='bwd_convert_dq' AND dtype='fp32'"
 
 
 @pytest.fixture(scope="module")
-def workplace(host_file, tmp_path_factory):
-    """A catalog, a cache with a library, and a bundle of it."""
+def workplace(populated, tmp_path_factory):
+    """A catalog of sm_90 with a few kernels of the host, a cache with a library, and a bundle of it."""
     folder = tmp_path_factory.mktemp("commands")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
         patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
         settings.cache_clear()
-        catalog = Catalog(shutil.copy(host_file, folder / "catalog.db"))
-        catalog.populate("sm_90")
+        catalog = Catalog(shutil.copy(populated("sm_90"), folder / "catalog.db"))
+        catalog.populate("host", restriction=Restriction(where=BUILT))
         [kernel] = catalog.kernels(BUILT, arch="host", limit=1)
         catalog.build(kernel)
         export_bundle(catalog, "built", folder / "kernels.bundle")

@@ -135,7 +135,7 @@ def test_inherited_rules_without_work_are_noted_and_do_not_count(spec):
 @pytest.mark.usefixtures("spec")
 def test_a_row_with_another_id_is_reported(monkeypatch):
     other = f"{canonical_json_sql(AttentionKernel)} || ' '"
-    monkeypatch.setattr("catalog.rules.enumeration.canonical_json_sql", lambda kernel: other)
+    monkeypatch.setattr("catalog.rules.enumeration.canonical_json_sql", lambda *given: other)
     assert [check for check, *_ in failures(rows_of())] == ["ids round trip"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from types import MappingProxyType
 
 import numpy as np
@@ -34,8 +35,10 @@ FLAWS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("nvidia")
+def folder(populated, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvidia")
+    shutil.copy(populated("sm_90"), folder / "catalog.db")
+    return folder
 
 
 @pytest.fixture

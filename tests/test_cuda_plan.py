@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -52,8 +53,10 @@ SPLIT = Problem(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("nvidia")
+def folder(populated, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvidia")
+    shutil.copy(populated("sm_90"), folder / "catalog.db")
+    return folder
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,11 +47,9 @@ ROWS = (
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
-    catalog.populate("sm_90")
-    yield catalog
-    catalog.close()
+def catalog(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    with Catalog(shutil.copy(populated("sm_90"), tmp_path_factory.mktemp("cuda") / "catalog.db")) as catalog:
+        yield catalog
 
 
 def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -142,9 +143,10 @@ print(count.value)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nvcc")
-def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(form: ProjectFormat, tmp_path: Path) -> None:
-    with Catalog(tmp_path / "catalog.db") as catalog:
-        catalog.populate("sm_90")
+def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(
+    form: ProjectFormat, populated: Callable[..., Path], tmp_path: Path
+) -> None:
+    with Catalog(shutil.copy(populated("sm_90"), tmp_path / "catalog.db")) as catalog:
         kernels = catalog.kernels("family = 'bwd_convert_dq' AND dtype = 'bf16'", arch="sm_90")[:2]
     export_project(kernels, tmp_path / "out", "mine", form)
     environment = {"CXX": "false", "CXXFLAGS": "-Wall", "LDFLAGS": "-Wl,--no-undefined"}

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -349,10 +350,9 @@ def test_a_verdict_that_is_no_file_is_no_verdict(hostile: str, cache: Cache) -> 
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> Catalog:
+def measured(populated: Callable[..., Path], tmp_path: Path) -> Catalog:
     """A catalog; two of its kernels are said to be built and timed."""
-    catalog = Catalog(tmp_path / "catalog.db")
-    catalog.populate("sm_90")
+    catalog = Catalog(shutil.copy(populated("sm_90"), tmp_path / "catalog.db"))
     write = catalog.connection.execute
     write("INSERT INTO device VALUES (1, 'sm_90', 'a GPU', '{}')")
     write("INSERT INTO problem (id, key) VALUES (1, 'a problem')")
@@ -396,9 +396,10 @@ def test_timings_and_libraries_are_dropped_separately(measured: Catalog, cache: 
     assert built_and_timed(measured)[:2] == (1, 0)
 
 
-def test_a_library_that_is_built_again_counts_again(project: Project, cache: Cache, tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path / "catalog.db")
-    catalog.populate("sm_90")
+def test_a_library_that_is_built_again_counts_again(
+    project: Project, cache: Cache, populated: Callable[..., Path], tmp_path: Path
+) -> None:
+    catalog = Catalog(shutil.copy(populated("sm_90"), tmp_path / "catalog.db"))
     row = catalog.connection.execute("SELECT id FROM kernel LIMIT 1").fetchone()[0]
     record = cache.check(project.key(cache.scans, 1).hex)
     record = replace(record, kernel_id=row)

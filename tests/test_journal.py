@@ -31,9 +31,10 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 @pytest.mark.slow
-def test_a_catalog_that_machines_share_has_a_rollback_journal(mounted: Callable[[str], Path], tmp_path: Path) -> None:
-    with Catalog(tmp_path / "local.db") as local:
-        local.populate("sm_90")
+def test_a_catalog_that_machines_share_has_a_rollback_journal(
+    mounted: Callable[[str], Path], populated: Callable[..., Path], tmp_path: Path
+) -> None:
+    with Catalog(shutil.copy(populated("sm_90"), tmp_path / "local.db")) as local:
         assert local.connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     path = mounted("nfs4 server:/home rw,vers=4.2,local_lock=none") / "catalog.db"
     shutil.copy(tmp_path / "local.db", path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from catalog import errors
 from catalog.__main__ import main
 from catalog.messages import counted, did_you_mean, either, expected, subject
-from catalog.runtime.catalog import Catalog
 from catalog.settings import settings
 
 PACKAGE = Path(errors.__file__).parent
@@ -24,7 +24,7 @@ PROBLEM = "--batch 1 --nhead-q 8 --seqlen-q 8 --hdim-q 64"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a catalog of sm_90, an empty cache, and files that are wrong in a way each."""
     folder = tmp_path_factory.mktemp("messages")
     with pytest.MonkeyPatch.context() as patch:
@@ -32,9 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("CATALOG_CACHE_DIR", "cache")
         patch.chdir(folder)
         settings.cache_clear()
-        catalog = Catalog(Path("catalog.db"))
-        catalog.populate("sm_90")
-        catalog.close()
+        shutil.copy(populated("sm_90"), "catalog.db")
         for name, text in {
             "text.db": "hello, this is text\n" * 9,
             "not.bundle": "hello",

@@ -223,7 +223,8 @@ class Join:
 
     def project_sql(self, made: Yield) -> str:
         """The statement that makes table ``made``: id, name and traits of each kernel of one family."""
-        identity = f"sha256({canonical_json_sql(self.operation.kernel)}) AS id, {self._name_sql(made)} AS name"
+        identity = f"sha256({canonical_json_sql(self.operation.kernel, self._constants(made))}) AS id"
+        identity += f", {self._name_sql(made)} AS name"
         return f"CREATE TEMP TABLE made AS SELECT *, {identity} FROM ({self._rows_sql(made)})"
 
     def names_sql(self, made: Yield, *columns: str) -> str:
@@ -235,17 +236,10 @@ class Join:
 
         Combinations that differ only in traits that the family lacks are one kernel, listed wherever one of them is.
         """
-        kept = set(self.traits if made.keep is None else made.keep) - set(made.drop)
-
-        def source(trait: str) -> str:
-            if trait == "family":
-                return sql_literal(made.family)
-            if trait in made.set:
-                return f"({made.set[trait]})"
-            return trait if trait in kept else sql_literal(self._default(trait))
-
-        sources = {trait: source(trait) for trait in self.traits}
-        columns = ", ".join((*self.traits.identity, *(f"{sql} AS {trait}" for trait, sql in sources.items())))
+        kept = self._kept(made)
+        sources = {trait: f"({made.set[trait]})" if trait in made.set else trait for trait in self.traits}
+        sources |= {column: sql_literal(value) for column, value in self._constants(made).items()}
+        columns = ", ".join(f"{sources[column]} AS {column}" for column in (*self.traits.identity, *self.traits))
         if kept == set(self.traits):
             rows = f"SELECT {columns}, position, listed FROM combination WHERE {made.where or '1'}"
         else:
@@ -256,6 +250,19 @@ class Join:
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
         return rows
+
+    def _kept(self, made: Yield) -> set[str]:
+        """The traits that kernels of the family have of the combination."""
+        return set(self.traits if made.keep is None else made.keep) - set(made.drop)
+
+    def _constants(self, made: Yield) -> dict[str, TraitValue]:
+        """The columns that are equal in all kernels of one family: SQLite need not read them, nor work with them."""
+        varying = ((self._kept(made) & self._named) | set(made.set)) - {"family"}
+        return {
+            **self._identity,
+            **{t: self._default(t) for t in self.traits if t not in varying},
+            "family": made.family,
+        }
 
     def _name_sql(self, made: Yield) -> str:
         return self.operation.kernel.naming(made.family, self.lineage).sql()

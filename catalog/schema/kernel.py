@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from catalog.errors import RegistryError
 from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
-from catalog.schema.traits import Traits
+from catalog.schema.traits import Traits, TraitValue
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -149,13 +150,12 @@ class Kernel(BaseModel):
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a kernel, with some traits of its groups renamed by ``names``."""
-    groups = ("signature", "algorithm") if names else ()
-    return {
-        name: {names.get(trait, trait): value for trait, value in group.items()}
-        if name in groups and isinstance(group, Mapping)
-        else group
-        for name, group in fields.items()
-    }
+    renamed = dict(fields)
+    for group in ("signature", "algorithm"):
+        traits = fields.get(group)
+        if isinstance(traits, Mapping) and not names.keys().isdisjoint(traits):
+            renamed[group] = {names.get(trait, trait): value for trait, value in traits.items()}
+    return renamed
 
 
 def _operation_member(operation: str) -> dict[str, str]:
@@ -163,20 +163,28 @@ def _operation_member(operation: str) -> dict[str, str]:
     return {} if operation == "attention" else {"operation": operation}
 
 
-def canonical_json_sql(kernel: type[Kernel]) -> str:
+def canonical_json_sql(kernel: type[Kernel], constants: Mapping[str, TraitValue] = MappingProxyType({})) -> str:
     """SQL expression for :attr:`Kernel.canonical_json` over the columns of an operation's kernels.
 
-    One printf call: five times faster than joining the pieces with ``||``.
+    One printf call: five times faster than joining the pieces with ``||``. Its format has the values of the columns
+    in ``constants``, each of which would take as long as another argument.
     """
     traits, arguments = kernel.traits, list[str]()
 
     def member(column: str, kind: str) -> str:
+        if column in constants:
+            value = bool(constants[column]) if kind == "bool" else constants[column]
+            text = json.dumps(value, ensure_ascii=False).replace("%", "%%").replace("'", "''")
+            return f'"{traits.spelled.get(column, column)}":{text}'
         arguments.append(
             {"bool": f"iif({column}, 'true', 'false')", "int": column, "text": f"json_quote({column})"}[kind]
         )
         return f'"{traits.spelled.get(column, column)}":%{"d" if kind == "int" else "s"}'
 
-    def later(column: str, text: str) -> str:
+    def later(column: str, kind: str) -> str:
+        text = member(column, kind)
+        if column in constants:
+            return "" if constants[column] == (traits[column].default or 0) else f"{text},"
         shown = f"printf('{text},', {arguments.pop()})"
         arguments.append(f"iif({column} = {sql_literal(traits[column].default or 0)}, '', {shown})")
         return "%s"
@@ -187,8 +195,7 @@ def canonical_json_sql(kernel: type[Kernel]) -> str:
             key=lambda column: traits.spelled.get(column[0], column[0]),
         )
         members = "".join(
-            later(column, member(column, kind)) if column in traits.later else member(column, kind) + ","
-            for column, kind in columns
+            later(column, kind) if column in traits.later else member(column, kind) + "," for column, kind in columns
         )
         return f'"{name}":{{' + members.removesuffix(",") + "}"
 

@@ -8,7 +8,7 @@ options and docs all derive from that field. A trait that a family does not use 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -198,6 +198,14 @@ class Traits(Mapping[str, Trait]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._traits)
+
+    def items(self) -> ItemsView[str, Trait]:
+        """As of any mapping, without a call for each trait."""
+        return self._traits.items()
+
+    def values(self) -> ValuesView[Trait]:
+        """As of any mapping, without a call for each trait."""
+        return self._traits.values()
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -17,6 +17,9 @@ namespace catalog::cuda {
 inline constexpr int narrow_channels = 64, narrow_run = 16;
 inline constexpr int narrow_bytes = 224 * 1024;  // of shared memory, at most
 
+// What each of some blocks of a processor may have. It has 228 KiB, and a block needs two for barriers and what CUDA keeps.
+constexpr int narrow_bytes_of_block(int blocks) { return blocks == 1 ? narrow_bytes : (228 / blocks - 2) * 1024; }
+
 // One of height and width.
 struct NarrowAxis {
     int count, first, spread;  // position i is at first + spread * i in the result
@@ -45,11 +48,13 @@ struct NarrowTensors {
 struct NarrowCall : NarrowTensors {
     CUtensorMap images_map, gradient_map, result_map;  // boxes of 64 channels
     int rows, segments;          // of a patch: runs of 16 positions; one of them is 1
+    int columns;                 // from a patch to the next one across
     int run_step;                // from run to run, in positions of shared memory
     int patches_down, patches_across;
     int loaded_height, pitch;    // of a patch's images; positions from row to row in shared memory
     int box_height, box_width;   // of a load of images
     int stages, images_bytes, stage_bytes;   // bwd_weight: patches in shared memory, and bytes of one
+    int row_bytes;
     int item_columns;            // bwd_weight: of a row of the filter, with what its sums have behind them
     bool tma_stores;             // TMA can write the result
 };
@@ -60,7 +65,7 @@ struct NarrowPatch {
 
     __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index) {
         const int next = index / call.patches_across;
-        column = (index - next * call.patches_across) * call.segments * narrow_run;
+        column = (index - next * call.patches_across) * call.columns;
         image = next / call.patches_down;
         row = (next - image * call.patches_down) * call.rows;
     }

@@ -189,15 +189,13 @@ __device__ __forceinline__ void narrow_store(const NarrowCall& call, const char*
     }
 }
 
-// Blocks of a processor, at least: a thread keeps a weight of each element. With a step, patches are large.
-template <class Shape, bool deep>
-inline constexpr int narrow_images_blocks = Shape::down * Shape::across <= 9 && Shape::step < 2 && !deep ? 3
-                                            : Shape::down * Shape::across <= 25                          ? 2
-                                                                                                         : 1;
+// Blocks of a processor, at least: a thread keeps a weight of each element.
+template <class Shape>
+inline constexpr int narrow_images_blocks = Shape::down * Shape::across <= 25 ? 2 : 1;
 
-// Grid: 64 channels, patches. `deep`: groups may have more than 8 channels.
-template <class Row, class Shape, bool deep>
-__global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape, deep>) void narrow_images(
+// Grid: 64 channels, patches.
+template <class Row, class Shape>
+__global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>) void narrow_images(
     const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
     extern __shared__ __align__(1024) char memory[];
@@ -218,7 +216,7 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape, 
     const int first_to = first_channel + warp * 8;
     const auto wait = [&] { barrier_wait(barrier, 0); };
     float sums[narrow_images_runs][4] = {};
-    const int eights = deep ? narrow_eights(call.of_group) : 1, first_eight = warp / eights * eights;
+    const int eights = narrow_eights(call.of_group), first_eight = warp / eights * eights;
 #pragma unroll 1
     for (int eight = 0; eight < eights; ++eight)
         if constexpr (Shape::down > 0) {
@@ -227,7 +225,7 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape, 
             wait();
             narrow_multiply_any<Row>(sums, call, images, first_to, first_eight, eight);
         }
-    if (call.of_group < 8) narrow_repair<Row>(sums, call, memory, first_to, warp);
+    if (Shape::down == 0 && call.of_group < 8) narrow_repair<Row>(sums, call, memory, first_to, warp);
 
     __syncthreads();  // the images were read: results take their place
 #pragma unroll

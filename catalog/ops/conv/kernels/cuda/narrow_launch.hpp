@@ -62,7 +62,7 @@ class NarrowLaunch {
                            int device) const {
         const NarrowTensors tensors = describe(window, x, y, w);
         if constexpr (!weighs)
-            return ImagesLaunch<Row>(tensors, stream).run();
+            return ImagesLaunch<Row>(tensors, processors, stream).run();
         else
             return GradientsLaunch<Row>(tensors, processors, device, stream).run();
     }
@@ -107,6 +107,6 @@ inline std::int32_t launch_narrow(const catalog_args* args, cudaStream_t stream)
 
 template <class Row>
 inline constexpr Block block_of{
-    Row::direction == Direction::bwd_weight ? narrow_gradients_threads : narrow_images_threads, narrow_bytes};
+    Row::direction == Direction::bwd_weight ? narrow_gradients_any_threads : narrow_images_threads, narrow_bytes};
 
 }  // namespace catalog::cuda

@@ -7,8 +7,8 @@
 
 #include "conv_copy.hpp"
 #include "cuda/tensor_map.hpp"
-#include "narrow_gradients.hpp"
-#include "narrow_images.hpp"
+#include "narrow_row_gradients.hpp"
+#include "narrow_row_images.hpp"
 
 namespace catalog::cuda {
 
@@ -37,6 +37,7 @@ inline int narrow_even(int count, int most) { return static_cast<int>(parts(coun
 inline void set_patch(NarrowCall& call, int rows, int segments) {
     call.rows = rows;
     call.segments = segments;
+    call.columns = segments * narrow_run;
     call.loaded_height = narrow_met(call.height, rows);
     const int width = narrow_met(call.width, segments * narrow_run), boxes = static_cast<int>(parts(width, narrow_box));
     call.box_width = static_cast<int>(parts(parts(width, boxes), 8) * 8);
@@ -56,6 +57,39 @@ inline int choose_patch(NarrowCall& call, int runs, int most, Bytes bytes_of) {
         if (const std::int64_t bytes = bytes_of(); bytes <= most) return static_cast<int>(bytes);
     }
     return 0;
+}
+
+// Sets the sizes of patches whose rows stream through shared memory, where as many blocks run at a time as `at_a_time` and a
+// block has at most `most` bytes. `gradient`: with rows of it. Returns the bytes, or 0.
+template <class Shape, int runs>
+inline int choose_strip(NarrowCall& call, bool gradient, std::int64_t at_a_time, int most) {
+    using Rows = NarrowRows<Shape>;
+    constexpr int positions = runs * narrow_run;
+    const auto eight = [](int number) { return static_cast<int>(parts(number, 8) * 8); };
+    call.columns = narrow_even(call.width.count, positions);
+    call.box_width = narrow_met(call.width, call.columns);
+    call.box_height = 1;
+    call.pitch = eight(std::max(call.box_width, positions));
+    call.images_bytes = call.pitch * 128;
+    call.row_bytes = call.images_bytes + (gradient ? positions * 128 : 0);
+    call.patches_across = static_cast<int>(parts(call.width.count, call.columns));
+    // Few rows are met twice, and a block needs a while until it computes.
+    std::int64_t least = INT64_MAX;
+    for (int pieces = 1; pieces <= std::min(call.height.count, 16); ++pieces) {
+        const int rows = static_cast<int>(parts(call.height.count, pieces)), down = static_cast<int>(parts(call.height.count, rows));
+        const std::int64_t patches = std::int64_t{call.images_count} * call.patches_across * down;
+        const std::int64_t time = parts(patches, at_a_time) * (narrow_met(call.height, rows) + 6 * Shape::step);
+        if (time >= least) continue;
+        least = time;
+        call.rows = rows;
+        call.patches_down = down;
+    }
+    // A row is read until the last position, even behind its end.
+    const int behind = std::max((positions - 1) * Shape::step + Shape::across - call.row_bytes / 128, 0) * 128;
+    const int slot = Rows::of_slot * call.row_bytes;
+    const std::int64_t slots = gradient ? narrow_slots : parts(narrow_met(call.height, call.rows), Rows::of_slot);
+    call.stages = static_cast<int>(std::min<std::int64_t>({(most - behind) / slot, slots, narrow_slots}));
+    return call.stages >= std::min<std::int64_t>(slots, 2) ? call.stages * slot + behind : 0;
 }
 
 // Whether the filter of a launch is of a shape.
@@ -94,7 +128,8 @@ class ImagesLaunch {
     using T = typename Row::dtype;
 
    public:
-    ImagesLaunch(const NarrowTensors& tensors, cudaStream_t stream) : call{tensors}, stream(stream) {}
+    ImagesLaunch(const NarrowTensors& tensors, int processors, cudaStream_t stream)
+        : call{tensors}, processors(processors), stream(stream) {}
 
     catalog_status run() {
         call.blocks = static_cast<int>(parts(call.channels, narrow_channels));
@@ -122,38 +157,50 @@ class ImagesLaunch {
     // Whether the kernel of a shape takes the call.
     template <class Shape>
     bool start() {
-        return is_shape<Shape>(call) && start_patches<Shape>();
+        if (!is_shape<Shape>(call)) return false;
+        if (call.of_group > 8) return start_patches<Shape>();
+        if constexpr (Shape::down * Shape::across <= 25)
+            if (call.width.count > narrow_run && start_rows<Shape, 2>()) return true;
+        return start_rows<Shape, 1>();
+    }
+
+    template <class Shape, int runs>
+    bool start_rows() {
+        constexpr int blocks = narrow_row_images_blocks<Shape, runs>;
+        const int bytes = choose_strip<Shape, runs>(call, false, std::max(blocks * processors / call.blocks, 1),
+                                                    narrow_bytes_of_block(blocks));
+        return bytes > 0 && start_kernel(narrow_row_images<Row, Shape, runs>, narrow_rows_threads, bytes, call.columns, 1);
     }
 
     // Whether a patch fits into shared memory.
     template <class Shape>
     bool start_patches() {
-        status = CATALOG_BAD_ARGUMENT;
         const auto bytes_of = [&] {
             return std::int64_t{std::max(call.loaded_height, Shape::rows)} * call.pitch * 128;
         };
         const int bytes = choose_patch(call, narrow_images_runs, narrow_bytes, bytes_of);
         if (bytes == 0) return false;
-        if (!map_images<T>(call)) return true;
-        map_result();
-        const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
-        const auto kernel = call.of_group > 8 || Shape::down == 0 ? narrow_images<Row, Shape, true>
-                                                                  : narrow_images<Row, Shape, Shape::down == 0>;
-        status = start_narrow(kernel, call, narrow_images_threads, bytes, patches * call.blocks, stream);
-        return true;
+        return start_kernel(narrow_images<Row, Shape>, narrow_images_threads, bytes, call.columns, call.rows);
     }
 
-    // Results that TMA cannot write are written without.
-    void map_result() {
+    // TMA writes the result in boxes of that size, if it can.
+    template <class Kernel>
+    bool start_kernel(Kernel kernel, int threads, int bytes, int box_width, int box_height) {
+        status = CATALOG_BAD_ARGUMENT;
+        if (!map_images<T>(call)) return true;
         const NarrowAxis &down = call.height, &across = call.width;
         const std::int64_t pixel = call.channels, row = pixel * call.result_width;
         const T* const first = static_cast<const T*>(call.result) + down.first * row + across.first * pixel;
         call.tma_stores = map_positions<T>(call.result_map, first, call.channels, across.spread * pixel, across.count,
-                                        down.spread * row, down.count, call.stride_result, call.images_count,
-                                        call.segments * narrow_run, call.rows);
+                                           down.spread * row, down.count, call.stride_result, call.images_count,
+                                           box_width, box_height);
+        const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
+        status = start_narrow(kernel, call, threads, bytes, patches * call.blocks, stream);
+        return true;
     }
 
     NarrowCall call;
+    const int processors;
     const cudaStream_t stream;
     catalog_status status = CATALOG_OK;
 };
@@ -184,11 +231,19 @@ class GradientsLaunch {
     template <class Shape>
     bool start() {
         if (!is_shape<Shape>(call)) return false;
+        if constexpr (Shape::down * Shape::across <= 25)
+            if (call.width.count > narrow_run && start_rows<Shape, 2>()) return true;
+        return start_rows<Shape, 1>();
+    }
+
+    template <class Shape, int runs>
+    bool start_rows() {
+        constexpr int blocks = narrow_row_gradients_blocks<Shape>;
         call.item_columns = 2 * Shape::steps;
-        constexpr int blocks = narrow_gradients_blocks<Shape>;
-        const int bytes = choose(Shape::runs, Shape::rows, 0, narrow_bytes / blocks);
+        const int bytes = choose_strip<Shape, runs>(call, true, std::max(blocks * processors / call.blocks, 1),
+                                                    narrow_bytes_of_block(blocks));
         if (bytes == 0) return false;
-        status = start(narrow_gradients<Row, Shape>, narrow_gradients_threads, bytes, blocks);
+        status = start(narrow_row_gradients<Row, Shape, runs>, narrow_rows_threads, bytes, blocks, call.columns, 1);
         return true;
     }
 
@@ -196,15 +251,15 @@ class GradientsLaunch {
         call.item_columns = call.width.taps;
         const int items = call.height.taps * call.width.taps * narrow_eights(call.of_group);
         const std::int64_t sums = std::int64_t{narrow_pairs(call)} * 512 * 8 + items * std::int64_t{sizeof(NarrowItem)};
-        const int bytes = choose(narrow_gradients_any_runs, 0, sums, narrow_bytes);
+        const int bytes = choose(narrow_gradients_any_runs, sums, narrow_bytes);
         // One block a processor: its registers are all in use.
-        return bytes == 0 ? CATALOG_BAD_ARGUMENT : start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1);
+        return bytes == 0 ? CATALOG_BAD_ARGUMENT : start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1, call.columns, call.rows);
     }
 
-    // Chooses the patch, with at least `least_rows` rows of images, and the stages. Returns their bytes with `more`, or 0.
-    int choose(int runs, int least_rows, std::int64_t more, int most) {
+    // Chooses the patch and the stages. Returns their bytes with `more`, or 0.
+    int choose(int runs, std::int64_t more, int most) {
         const auto bytes_of = [&] {
-            const std::int64_t images = std::int64_t{std::max(call.loaded_height, least_rows)} * call.pitch * 128;
+            const std::int64_t images = std::int64_t{call.loaded_height} * call.pitch * 128;
             const std::int64_t stage = images + call.rows * call.segments * narrow_run * 128;
             call.stages = narrow_stages * stage + more <= most ? narrow_stages : 1;
             call.images_bytes = static_cast<int>(images);
@@ -215,8 +270,8 @@ class GradientsLaunch {
     }
 
     template <class Kernel>
-    catalog_status start(Kernel kernel, int threads, int bytes, int blocks) {
-        if (!map_images<T>(call) || !map_gradient()) return CATALOG_BAD_ARGUMENT;
+    catalog_status start(Kernel kernel, int threads, int bytes, int blocks, int box_width, int box_height) {
+        if (!map_images<T>(call) || !map_gradient(box_width, box_height)) return CATALOG_BAD_ARGUMENT;
         const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
         if (patches > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
         call.parts = static_cast<int>(std::clamp<std::int64_t>(blocks * processors / call.blocks, 1, patches));
@@ -225,11 +280,11 @@ class GradientsLaunch {
         });
     }
 
-    bool map_gradient() {
+    bool map_gradient(int box_width, int box_height) {
         const std::int64_t channels = call.gradient_channels;
         return map_positions<T>(call.gradient_map, static_cast<const T*>(call.gradient), call.gradient_channels, channels,
                                 call.width.count, channels * call.width.count, call.height.count, call.stride_gradient,
-                                call.images_count, call.segments * narrow_run, call.rows);
+                                call.images_count, box_width, box_height);
     }
 
     NarrowCall call;

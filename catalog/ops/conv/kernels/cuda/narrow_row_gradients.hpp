@@ -1,0 +1,185 @@
+// Backward weight of usual filters and groups of at most 8 channels, row after row of the images.
+//
+// Sums stay in registers, and so do rows of the gradient until all rows of images that they meet were read.
+#pragma once
+
+#include "narrow_gradients.hpp"
+#include "narrow_rows.hpp"
+
+namespace catalog::cuda {
+
+// Loads rows of the block's patches. By one thread.
+template <class Shape>
+class NarrowRowsOfPatches {
+    static constexpr int of_slot = NarrowRows<Shape>::of_slot;
+
+   public:
+    __device__ __forceinline__ NarrowRowsOfPatches(const NarrowCall& call, const NarrowRing<Shape>& ring, int part, int channel)
+        : call(call), ring(ring), channel(channel), index(part), strip(call, part) {}
+
+    __device__ __forceinline__ bool more() const { return index < call.images_count * call.patches_down * call.patches_across; }
+
+    __device__ __forceinline__ void load(std::uint32_t slot) {
+        ring.template load<true>(call, strip, slot, first, channel);
+        first += of_slot;
+        if (first < strip.met) return;
+        first = 0;
+        index += call.parts;
+        strip = NarrowStrip<Shape>(call, index);
+    }
+
+   private:
+    const NarrowCall& call;
+    const NarrowRing<Shape>& ring;
+    const int channel;
+    int index, first = 0;
+    NarrowStrip<Shape> strip;
+};
+
+// Where matrix instructions' operands are in a row of a slot.
+template <class Shape, int runs>
+class NarrowRowPlaces {
+   public:
+    __device__ __forceinline__ NarrowRowPlaces(int warp, int lane) : gradient(narrow_place(lane, warp)) {
+        // Of two elements, matrices 0 and 2 are of the first.
+        const int position = lane % 8 + 8 * (lane / 16);
+#pragma unroll
+        for (int j = 0; j < Shape::pairs; ++j)
+            images[j] = narrow_place(position * Shape::step + lane / 8 % 2 + 2 * j, warp);
+        if constexpr (Shape::steps > Shape::pairs)
+            images[Shape::pairs] = narrow_place(lane % 16 * Shape::step + Shape::across - 1, warp);
+    }
+
+    __device__ __forceinline__ void read_images(std::uint32_t (&a)[runs][Shape::steps][4], std::uint32_t row) const {
+#pragma unroll
+        for (int run = 0; run < runs; ++run) {
+            const std::uint32_t from = row + run * narrow_run * Shape::step * 128;
+#pragma unroll
+            for (int j = 0; j < Shape::pairs; ++j) load_matrices_transposed(from + images[j], a[run][j]);
+            if constexpr (Shape::steps > Shape::pairs) {
+                std::uint32_t r[2], (&last)[4] = a[run][Shape::pairs];
+                load_matrices_transposed(from + images[Shape::pairs], r);
+                last[0] = r[0], last[1] = 0, last[2] = r[1], last[3] = 0;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void read_gradient(std::uint32_t (&b)[runs][2], std::uint32_t row) const {
+        if constexpr (runs == 2) {
+            std::uint32_t r[4];
+            load_matrices_transposed(row + gradient, r);
+            b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+        } else {
+            load_matrices_transposed(row + gradient, b[0]);
+        }
+    }
+
+   private:
+    std::uint32_t images[Shape::steps], gradient;
+};
+
+// Makes what lies behind the `exist` positions of a row zero, also in the gradient: memory there has any contents.
+template <int runs>
+class NarrowRunsOfPositions {
+   public:
+    __device__ __forceinline__ NarrowRunsOfPositions(int exist, int lane)
+        : first(exist, lane), last(exist - (runs - 1) * narrow_run, lane) {}
+
+    template <int steps>
+    __device__ __forceinline__ void keep(std::uint32_t (&a)[runs][steps][4]) const {
+#pragma unroll
+        for (int i = 0; i < runs * steps; ++i) of(i / steps).keep(a[i / steps][i % steps]);
+    }
+
+    __device__ __forceinline__ void keep(std::uint32_t (&b)[runs][2]) const {
+#pragma unroll
+        for (int run = 0; run < runs; ++run) b[run][0] &= of(run).low, b[run][1] &= of(run).high;
+    }
+
+   private:
+    __device__ __forceinline__ const NarrowPositions& of(int run) const { return run == 0 ? first : last; }
+
+    static_assert(runs <= 2);
+    const NarrowPositions first, last;
+};
+
+#ifndef NARROW_GRADIENT_BLOCKS
+#define NARROW_GRADIENT_BLOCKS 2
+#endif
+// Blocks of a processor: a thread keeps four sums of each two elements.
+template <class Shape>
+inline constexpr int narrow_row_gradients_blocks = Shape::down * Shape::steps <= 15 ? NARROW_GRADIENT_BLOCKS : 1;
+
+// Grid: 64 channels, parts of the patches.
+template <class Row, class Shape, int runs>
+__global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Shape>) void narrow_row_gradients(
+    const __grid_constant__ NarrowCall call) {
+    using T = typename Row::dtype;
+    using Rows = NarrowRows<Shape>;
+    let_next_kernel_start();
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ std::uint64_t barriers[2 * narrow_slots];
+    const int part = static_cast<int>(blockIdx.x) / call.blocks, block = static_cast<int>(blockIdx.x) - part * call.blocks;
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const NarrowRing<Shape> ring(memory, barriers);
+    const bool copies = threadIdx.x == narrow_rows_warps * 32;
+    NarrowRowsOfPatches<Shape> patches(call, ring, part, block * narrow_channels);
+    if (copies) {
+        ring.init(call);
+        for (int i = 0; i < call.stages && patches.more(); ++i) patches.load(i);
+    }
+    __syncthreads();
+    NarrowSlot slot;
+    if (warp == narrow_rows_warps) {
+        for (; copies && patches.more(); slot.advance(call)) {
+            barrier_wait(ring.done(slot.index), slot.parity);
+            patches.load(slot.index);
+        }
+        return;
+    }
+
+    float sums[Shape::down][Shape::steps][4] = {};
+    const NarrowRowPlaces<Shape, runs> places(warp, lane);
+    for (int index = part; index < call.images_count * call.patches_down * call.patches_across; index += call.parts) {
+        const NarrowStrip<Shape> strip(call, index);
+        const NarrowRunsOfPositions<runs> existing(min(call.columns, call.width.count - strip.column), lane);
+        std::uint32_t b[Rows::kept][runs][2];
+#pragma unroll 1
+        for (int i = 0; i < strip.slots; ++i) {
+            barrier_wait(ring.loaded(slot.index), slot.parity);
+#pragma unroll
+            for (int row = 0; row < Rows::of_slot; ++row) {
+                const int y = i * Rows::of_slot + row;
+                if (row > 0 && y >= strip.met) break;
+                const std::uint32_t images = ring.row(call, slot.index, row);
+                std::uint32_t a[runs][Shape::steps][4];
+                places.read_images(a, images);
+                if (Rows::meets(row, 0)) places.read_gradient(b[Rows::which(row, 0)], images + call.images_bytes);
+                existing.keep(a);
+                if (Rows::meets(row, 0)) existing.keep(b[Rows::which(row, 0)]);
+#pragma unroll
+                for (int tap = 0; tap < Shape::down; ++tap) {
+                    if (!Rows::meets(row, tap) || y < tap || y - tap > (strip.rows - 1) * Shape::step) continue;
+                    const auto& of = b[Rows::which(row, tap)];
+#pragma unroll
+                    for (int j = 0; j < Shape::steps; ++j)
+#pragma unroll
+                        for (int run = 0; run < runs; ++run)
+                            mma_16x8x16<T>(sums[tap][j], a[run][j], of[run][0], of[run][1]);
+                }
+            }
+            warp_arrive(ring.done(slot.index));
+            slot.advance(call);
+        }
+    }
+    constexpr int pairs = Shape::down * Shape::steps;
+    auto* const out =
+        reinterpret_cast<float4*>(call.sums) + (std::int64_t{static_cast<int>(blockIdx.x)} * 8 + warp) * pairs * 32;
+#pragma unroll
+    for (int pair = 0; pair < pairs; ++pair) {
+        const float(&sum)[4] = sums[pair / Shape::steps][pair % Shape::steps];
+        out[pair * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
+}
+
+}  // namespace catalog::cuda

@@ -140,45 +140,63 @@ __device__ __forceinline__ float narrow_float(std::uint16_t bits) {
     return static_cast<float>(value);
 }
 
-// Computes sums that are not numbers again.
+// The sum of a position of the result and a channel, from the channels of the group alone.
 template <class Row>
-__device__ __forceinline__ void narrow_repair(NarrowImagesSums& sums, const NarrowCall& call, const char* images,
-                                              int first_channel, int warp) {
+__device__ __forceinline__ float narrow_sum(const NarrowCall& call, int image, int row, int column, int channel) {
     using T = typename Row::dtype;
+    const auto* const images = static_cast<const std::uint16_t*>(call.images) + image * call.stride_images;
+    float sum = 0;
+#pragma unroll 1
+    for (int from = 0; from < call.of_group; ++from) {
+        const NarrowWeights<Row> weights(call, channel, from);
+#pragma unroll 1
+        for (int i = 0; i < call.height.taps * call.width.taps; ++i) {
+            const int tap_row = i / call.width.taps, tap_column = i - tap_row * call.width.taps;
+            const int y = call.height.origin + call.height.step * row + call.height.apart * tap_row;
+            const int x = call.width.origin + call.width.step * column + call.width.apart * tap_column;
+            if (y < 0 || y >= call.height.extent || x < 0 || x >= call.width.extent) continue;
+            const std::int64_t place = (std::int64_t{y} * call.width.extent + x) * call.image_channels;
+            sum += narrow_float<T>(images[place + (channel & -call.of_group) + from]) *
+                   narrow_float<T>(weights.one(narrow_element(call, tap_row, tap_column)));
+        }
+    }
+    return sum;
+}
+
+// Computes sums that are not numbers again: those of runs from a position on, each `down` and `across` from the last.
+template <class Row, int runs>
+__device__ __forceinline__ void narrow_repair(float (&sums)[runs][4], const NarrowCall& call, int image, int row,
+                                              int column, int down, int across, int first_channel) {
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < 4 * runs; ++i) all += sums[i / 4][i % 4];
+    if (!isnan(all)) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     std::uint32_t wrong = 0;  // a bit for each sum
 #pragma unroll
-    for (int i = 0; i < 4 * narrow_images_runs; ++i) wrong |= isnan(sums[i / 4][i % 4]) ? 1u << i : 0;
+    for (int i = 0; i < 4 * runs; ++i) wrong |= isnan(sums[i / 4][i % 4]) ? 1u << i : 0;
+#pragma unroll 1
     for (; wrong != 0; wrong &= wrong - 1) {
-        const int which = __ffs(wrong) - 1, run = which / 4, channel = lane % 4 * 2 + which % 2;
-        if (run >= call.rows * call.segments || first_channel + channel >= call.channels) continue;
-        const int at = run * call.run_step + (lane / 4 + which % 4 / 2 * 8) * call.width.step;
-        float sum = 0;
-        for (int from = 0; from < call.of_group; ++from) {
-            const NarrowWeights<Row> weights(call, first_channel + channel, from);
-            for (int row = 0; row < call.height.taps; ++row)
-                for (int column = 0; column < call.width.taps; ++column) {
-                    const char* const image = images + narrow_place(at + narrow_tap(call, row, column), warp) +
-                                              2 * ((channel & -call.of_group) + from);
-                    sum += narrow_float<T>(*reinterpret_cast<const std::uint16_t*>(image)) *
-                           narrow_float<T>(weights.one(narrow_element(call, row, column)));
-                }
-        }
+        const int which = __ffs(wrong) - 1, run = which / 4, channel = first_channel + lane % 4 * 2 + which % 2;
+        const int y = row + run * down, x = column + run * across + lane / 4 + which % 4 / 2 * 8;
+        if (y >= call.height.count || x >= call.width.count || channel >= call.channels) continue;
+        const float sum = narrow_sum<Row>(call, image, y, x, channel);
 #pragma unroll
-        for (int i = 0; i < 4 * narrow_images_runs; ++i)
+        for (int i = 0; i < 4 * runs; ++i)
             if (i == which) sums[i / 4][i % 4] = sum;
     }
 }
 
-// Rounded results of the patch from shared memory to a result that TMA cannot write. A warp writes a position at a time.
+// Rounded results from shared memory to a result that TMA cannot write: rows from `row` on, of call.columns positions. A
+// warp writes a position at a time.
 template <class Row>
-__device__ __forceinline__ void narrow_store(const NarrowCall& call, const char* from, const NarrowPatch& patch,
-                                             int first_channel, int warp, int lane) {
+__device__ __forceinline__ void narrow_store(const NarrowCall& call, const char* from, const NarrowPatch& patch, int row,
+                                             int rows, int first_channel, int warp, int warps) {
     using T = typename Row::dtype;
-    const int width = call.segments * narrow_run;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     T* const result = static_cast<T*>(call.result) + patch.image * call.stride_result;
-    for (int i = warp; i < call.rows * width; i += narrow_images_threads / 32) {
-        const int y = patch.row + i / width, x = patch.column + i % width;
+    for (int i = warp; i < rows * call.columns; i += warps) {
+        const int y = row + i / call.columns, x = patch.column + i % call.columns;
         if (y >= call.height.count || x >= call.width.count) continue;
         const std::int64_t place = std::int64_t{call.height.first + call.height.spread * y} * call.result_width +
                                    call.width.first + call.width.spread * x;
@@ -191,7 +209,7 @@ __device__ __forceinline__ void narrow_store(const NarrowCall& call, const char*
 
 // Blocks of a processor, at least: a thread keeps a weight of each element.
 template <class Shape>
-inline constexpr int narrow_images_blocks = Shape::down * Shape::across <= 25 ? 2 : 1;
+inline constexpr int narrow_images_blocks = Shape::down * Shape::across * Shape::step <= 25 ? 2 : 1;
 
 // Grid: 64 channels, patches.
 template <class Row, class Shape>
@@ -225,7 +243,11 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>)
             wait();
             narrow_multiply_any<Row>(sums, call, images, first_to, first_eight, eight);
         }
-    if (Shape::down == 0 && call.of_group < 8) narrow_repair<Row>(sums, call, memory, first_to, warp);
+    if (Shape::down == 0 && call.of_group < 8) {
+        const NarrowPatch patch(call, index);
+        const bool flat = call.rows == 1;
+        narrow_repair<Row>(sums, call, patch.image, patch.row, patch.column, flat ? 0 : 1, flat ? narrow_run : 0, first_to);
+    }
 
     __syncthreads();  // the images were read: results take their place
 #pragma unroll
@@ -240,7 +262,7 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>)
     __syncthreads();
     const NarrowPatch patch(call, index);  // computed again: its registers were needed
     if (!call.tma_stores) {
-        narrow_store<Row>(call, memory, patch, first_channel, warp, lane);
+        narrow_store<Row>(call, memory, patch, patch.row, call.rows, first_channel, warp, narrow_images_threads / 32);
     } else if (leads) {
         tma_store(&call.result_map, images, first_channel, patch.column, patch.row, patch.image);
         bulk_commit();

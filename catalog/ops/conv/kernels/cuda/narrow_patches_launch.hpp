@@ -159,7 +159,7 @@ class ImagesLaunch {
     bool start() {
         if (!is_shape<Shape>(call)) return false;
         if (call.of_group > 8) return start_patches<Shape>();
-        if constexpr (Shape::down * Shape::across <= 25)
+        if constexpr (narrow_takes_two_runs<Shape>)
             if (call.width.count > narrow_run && start_rows<Shape, 2>()) return true;
         return start_rows<Shape, 1>();
     }

@@ -50,16 +50,17 @@ class NarrowRowPlaces {
             images[Shape::pairs] = narrow_place(lane % 16 * Shape::step + Shape::across - 1, warp);
     }
 
-    __device__ __forceinline__ void read_images(std::uint32_t (&a)[runs][Shape::steps][4], std::uint32_t row) const {
+    // Of a row of images, what two elements of the filter meet.
+    __device__ __forceinline__ void read_images(std::uint32_t (&a)[runs][4], std::uint32_t row, int step) const {
 #pragma unroll
         for (int run = 0; run < runs; ++run) {
-            const std::uint32_t from = row + run * narrow_run * Shape::step * 128;
-#pragma unroll
-            for (int j = 0; j < Shape::pairs; ++j) load_matrices_transposed(from + images[j], a[run][j]);
-            if constexpr (Shape::steps > Shape::pairs) {
-                std::uint32_t r[2], (&last)[4] = a[run][Shape::pairs];
-                load_matrices_transposed(from + images[Shape::pairs], r);
-                last[0] = r[0], last[1] = 0, last[2] = r[1], last[3] = 0;
+            const std::uint32_t from = row + run * narrow_run * Shape::step * 128 + images[step];
+            if (step < Shape::pairs) {
+                load_matrices_transposed(from, a[run]);
+            } else {
+                std::uint32_t r[2];
+                load_matrices_transposed(from, r);
+                a[run][0] = r[0], a[run][1] = 0, a[run][2] = r[1], a[run][3] = 0;
             }
         }
     }
@@ -85,10 +86,9 @@ class NarrowRunsOfPositions {
     __device__ __forceinline__ NarrowRunsOfPositions(int exist, int lane)
         : first(exist, lane), last(exist - (runs - 1) * narrow_run, lane) {}
 
-    template <int steps>
-    __device__ __forceinline__ void keep(std::uint32_t (&a)[runs][steps][4]) const {
+    __device__ __forceinline__ void keep(std::uint32_t (&a)[runs][4]) const {
 #pragma unroll
-        for (int i = 0; i < runs * steps; ++i) of(i / steps).keep(a[i / steps][i % steps]);
+        for (int run = 0; run < runs; ++run) of(run).keep(a[run]);
     }
 
     __device__ __forceinline__ void keep(std::uint32_t (&b)[runs][2]) const {
@@ -108,7 +108,7 @@ class NarrowRunsOfPositions {
 #endif
 // Blocks of a processor: a thread keeps four sums of each two elements.
 template <class Shape>
-inline constexpr int narrow_row_gradients_blocks = Shape::down * Shape::steps <= 15 ? NARROW_GRADIENT_BLOCKS : 1;
+inline constexpr int narrow_row_gradients_blocks = Shape::down * Shape::steps <= 6 ? NARROW_GRADIENT_BLOCKS : 1;
 
 // Grid: 64 channels, parts of the patches.
 template <class Row, class Shape, int runs>
@@ -152,20 +152,30 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
                 const int y = i * Rows::of_slot + row;
                 if (row > 0 && y >= strip.met) break;
                 const std::uint32_t images = ring.row(call, slot.index, row);
-                std::uint32_t a[runs][Shape::steps][4];
-                places.read_images(a, images);
-                if (Rows::meets(row, 0)) places.read_gradient(b[Rows::which(row, 0)], images + call.images_bytes);
-                existing.keep(a);
-                if (Rows::meets(row, 0)) existing.keep(b[Rows::which(row, 0)]);
+                if (Rows::meets(row, 0)) {
+                    auto& read = b[Rows::which(row, 0)];
+                    places.read_gradient(read, images + call.images_bytes);
+                    existing.keep(read);
+                }
+                // As much at once as there are registers for.
+                constexpr int at_once = Shape::steps <= 2 ? Shape::steps : 1;
 #pragma unroll
-                for (int tap = 0; tap < Shape::down; ++tap) {
-                    if (!Rows::meets(row, tap) || y < tap || y - tap > (strip.rows - 1) * Shape::step) continue;
-                    const auto& of = b[Rows::which(row, tap)];
+                for (int first = 0; first < Shape::steps; first += at_once) {
+                    std::uint32_t a[at_once][runs][4];
 #pragma unroll
-                    for (int j = 0; j < Shape::steps; ++j)
+                    for (int j = 0; j < at_once; ++j) places.read_images(a[j], images, first + j);
 #pragma unroll
-                        for (int run = 0; run < runs; ++run)
-                            mma_16x8x16<T>(sums[tap][j], a[run][j], of[run][0], of[run][1]);
+                    for (int j = 0; j < at_once; ++j) existing.keep(a[j]);
+#pragma unroll
+                    for (int tap = 0; tap < Shape::down; ++tap) {
+                        if (!Rows::meets(row, tap) || y < tap || y - tap > (strip.rows - 1) * Shape::step) continue;
+                        const auto& of = b[Rows::which(row, tap)];
+#pragma unroll
+                        for (int j = 0; j < at_once; ++j)
+#pragma unroll
+                            for (int run = 0; run < runs; ++run)
+                                mma_16x8x16<T>(sums[tap][first + j], a[j][run], of[run][0], of[run][1]);
+                    }
                 }
             }
             warp_arrive(ring.done(slot.index));

@@ -14,15 +14,14 @@ namespace catalog::cuda {
 
 inline constexpr int narrow_box = 256;  // most positions along an axis of a box
 
-// At most 2^30 blocks.
+// At most 2^30 blocks, in clusters of `together`.
 template <class Kernel>
 inline catalog_status start_narrow(Kernel kernel, const NarrowCall& call, int threads, int bytes, std::int64_t blocks,
-                                   cudaStream_t stream) {
+                                   int together, cudaStream_t stream) {
     if (blocks > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, narrow_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
-    kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(call);
-    return launched();
+    return KernelLaunch(static_cast<unsigned>(blocks), threads, bytes, stream).in_clusters(together).run(kernel, call);
 }
 
 // How much of the images a number of positions meets.
@@ -195,7 +194,7 @@ class ImagesLaunch {
                                            down.spread * row, down.count, call.stride_result, call.images_count,
                                            box_width, box_height);
         const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
-        status = start_narrow(kernel, call, threads, bytes, patches * call.blocks, stream);
+        status = start_narrow(kernel, call, threads, bytes, patches * call.blocks, 1, stream);
         return true;
     }
 
@@ -243,7 +242,9 @@ class GradientsLaunch {
         const int bytes = choose_strip<Shape, runs>(call, true, std::max(blocks * processors / call.blocks, 1),
                                                     narrow_bytes_of_block(blocks));
         if (bytes == 0) return false;
-        status = start(narrow_row_gradients<Row, Shape, runs>, narrow_rows_threads, bytes, blocks, call.columns, 1);
+        const int sums = Shape::down * Shape::steps * narrow_rows_warps * 512;
+        status = start(narrow_row_gradients<Row, Shape, runs>, narrow_rows_threads, std::max(bytes, sums), blocks,
+                       narrow_cluster, call.columns, 1);
         return true;
     }
 
@@ -253,7 +254,7 @@ class GradientsLaunch {
         const std::int64_t sums = std::int64_t{narrow_pairs(call)} * 512 * 8 + items * std::int64_t{sizeof(NarrowItem)};
         const int bytes = choose(narrow_gradients_any_runs, sums, narrow_bytes);
         // One block a processor: its registers are all in use.
-        return bytes == 0 ? CATALOG_BAD_ARGUMENT : start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1, call.columns, call.rows);
+        return bytes == 0 ? CATALOG_BAD_ARGUMENT : start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1, 1, call.columns, call.rows);
     }
 
     // Chooses the patch and the stages. Returns their bytes with `more`, or 0.
@@ -269,14 +270,17 @@ class GradientsLaunch {
         return choose_patch(call, runs, most, bytes_of);
     }
 
+    // A block computes with others a part of the patches: `together` blocks, of `blocks` of a processor.
     template <class Kernel>
-    catalog_status start(Kernel kernel, int threads, int bytes, int blocks, int box_width, int box_height) {
+    catalog_status start(Kernel kernel, int threads, int bytes, int blocks, int together, int box_width, int box_height) {
         if (!map_images<T>(call) || !map_gradient(box_width, box_height)) return CATALOG_BAD_ARGUMENT;
         const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
         if (patches > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
-        call.parts = static_cast<int>(std::clamp<std::int64_t>(blocks * processors / call.blocks, 1, patches));
+        const std::int64_t at_a_time = std::min<std::int64_t>(blocks * processors / call.blocks, patches);
+        call.parts = static_cast<int>(std::max<std::int64_t>(at_a_time / together, 1));
         return with_parts<NarrowSums<Row>>(call, device, stream, [&] {
-            return start_narrow(kernel, call, threads, bytes, std::int64_t{call.parts} * call.blocks, stream);
+            const std::int64_t all = std::int64_t{call.parts} * call.blocks * together;
+            return start_narrow(kernel, call, threads, bytes, all, together, stream);
         });
     }
 

@@ -3,10 +3,16 @@
 // Sums stay in registers, and so do rows of the gradient until all rows of images that they meet were read.
 #pragma once
 
+#include "cuda/cluster.hpp"
 #include "narrow_gradients.hpp"
 #include "narrow_rows.hpp"
 
 namespace catalog::cuda {
+
+#ifndef NARROW_CLUSTER
+#define NARROW_CLUSTER 4
+#endif
+inline constexpr int narrow_cluster = NARROW_CLUSTER;  // blocks that add their sums
 
 // Loads rows of the block's patches. By one thread.
 template <class Shape>
@@ -24,7 +30,7 @@ class NarrowRowsOfPatches {
         first += of_slot;
         if (first < strip.met) return;
         first = 0;
-        index += call.parts;
+        index += call.parts * narrow_cluster;
         strip = NarrowStrip<Shape>(call, index);
     }
 
@@ -119,7 +125,8 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
     let_next_kernel_start();
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t barriers[2 * narrow_slots];
-    const int part = static_cast<int>(blockIdx.x) / call.blocks, block = static_cast<int>(blockIdx.x) - part * call.blocks;
+    const int parts = call.parts * narrow_cluster, block = static_cast<int>(blockIdx.x) / parts;
+    const int part = static_cast<int>(blockIdx.x) - block * parts;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const NarrowRing<Shape> ring(memory, barriers);
     const bool copies = threadIdx.x == narrow_rows_warps * 32;
@@ -140,7 +147,7 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
 
     float sums[Shape::down][Shape::steps][4] = {};
     const NarrowRowPlaces<Shape, runs> places(warp, lane);
-    for (int index = part; index < call.images_count * call.patches_down * call.patches_across; index += call.parts) {
+    for (int index = part; index < call.images_count * call.patches_down * call.patches_across; index += parts) {
         const NarrowStrip<Shape> strip(call, index);
         const NarrowRunsOfPositions<runs> existing(min(call.columns, call.width.count - strip.column), lane);
         std::uint32_t b[Rows::kept][runs][2];
@@ -182,14 +189,28 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
             slot.advance(call);
         }
     }
+    // The ring is not needed any more: all that it loads was read.
     constexpr int pairs = Shape::down * Shape::steps;
-    auto* const out =
-        reinterpret_cast<float4*>(call.sums) + (std::int64_t{static_cast<int>(blockIdx.x)} * 8 + warp) * pairs * 32;
+    const std::uint32_t all = ring.memory;
+    named_barrier_sync(1, narrow_rows_warps * 32);
 #pragma unroll
     for (int pair = 0; pair < pairs; ++pair) {
         const float(&sum)[4] = sums[pair / Shape::steps][pair % Shape::steps];
-        out[pair * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        store_shared(all + ((warp * pairs + pair) * 32 + lane) * 16, make_float4(sum[0], sum[1], sum[2], sum[3]));
     }
+    cluster_sync();
+    auto* const out = reinterpret_cast<float4*>(call.sums) +
+                      std::int64_t{part / narrow_cluster * call.blocks + block} * narrow_rows_warps * pairs * 32;
+    for (int i = part % narrow_cluster * narrow_rows_warps * 32 + static_cast<int>(threadIdx.x);
+         i < narrow_rows_warps * 32 * pairs; i += narrow_cluster * narrow_rows_warps * 32) {
+        float4 of_block[narrow_cluster], sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int j = 0; j < narrow_cluster; ++j) of_block[j] = load_remote(shared_address_of(all + i * 16, j));
+#pragma unroll
+        for (const float4& x : of_block) sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        out[i] = sum;
+    }
+    cluster_pass();
 }
 
 }  // namespace catalog::cuda

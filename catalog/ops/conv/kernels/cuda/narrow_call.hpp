@@ -30,6 +30,25 @@ struct NarrowAxis {
     __device__ __forceinline__ int lowest() const { return apart < 0 ? apart * (taps - 1) : 0; }
 };
 
+// Divides numbers below 2^31: a division by what only a launch knows takes many instructions, and a block that starts waits
+// for each line of them.
+struct NarrowDivider {
+    std::uint32_t factor;
+    int shift;
+
+    static NarrowDivider of(int divisor) {
+        int shift = 0;
+        while (std::int64_t{1} << shift < divisor) ++shift;
+        const std::uint64_t more = (std::uint64_t{1} << shift) - static_cast<std::uint64_t>(divisor);
+        return {static_cast<std::uint32_t>((more << 32) / static_cast<std::uint64_t>(divisor) + 1), shift};
+    }
+
+    __device__ __forceinline__ int quotient(int number) const {
+        const auto n = static_cast<std::uint32_t>(number);
+        return static_cast<int>((__umulhi(factor, n) + n) >> shift);
+    }
+};
+
 // The tensors of a launch.
 struct NarrowTensors {
     const void *images, *weight, *gradient;
@@ -42,7 +61,8 @@ struct NarrowTensors {
     int filter_width, result_width;
     int images_count;
     int blocks;  // of channels
-    int parts;   // bwd_weight: blocks that share channels
+    int parts;   // bwd_weight: blocks, or clusters of them, that share channels
+    bool even_weights;  // pairs of a filter's elements are aligned
 };
 
 struct NarrowCall : NarrowTensors {
@@ -51,6 +71,7 @@ struct NarrowCall : NarrowTensors {
     int columns;                 // from a patch to the next one across
     int run_step;                // from run to run, in positions of shared memory
     int patches_down, patches_across;
+    NarrowDivider by_blocks, by_patches_down, by_patches_across, by_parts, by_pairs, by_item_columns;
     int loaded_height, pitch;    // of a patch's images; positions from row to row in shared memory
     int box_height, box_width;   // of a load of images
     int stages, images_bytes, stage_bytes;   // bwd_weight: patches in shared memory, and bytes of one
@@ -64,9 +85,9 @@ struct NarrowPatch {
     int image, row, column;  // of its first position
 
     __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index) {
-        const int next = index / call.patches_across;
+        const int next = call.by_patches_across.quotient(index);
         column = (index - next * call.patches_across) * call.columns;
-        image = next / call.patches_down;
+        image = call.by_patches_down.quotient(next);
         row = (next - image * call.patches_down) * call.rows;
     }
 };

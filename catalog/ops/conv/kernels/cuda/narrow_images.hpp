@@ -15,56 +15,58 @@ namespace catalog::cuda {
 
 inline constexpr int narrow_images_threads = 256, narrow_images_runs = AnyNarrowShape::runs;
 
-// The weights by which channels of a group contribute to an output channel of the launch. In backward data, the launch's
-// output channels are the convolution's input channels.
+// The weights by which channels of a group contribute to an output channel of the launch, from input channel `from` on,
+// counted in the group. In backward data, the launch's output channels are the convolution's input channels.
 template <class Row>
-class NarrowWeights {
-    static constexpr bool forward = Row::direction == Direction::forward;
+__device__ __forceinline__ const std::uint16_t* narrow_weights(const NarrowCall& call, int to, int from) {
+    constexpr bool forward = Row::direction == Direction::forward;
+    const int in = from & (call.of_group - 1), filter = forward ? to : (to & -call.of_group) + in;
+    return static_cast<const std::uint16_t*>(call.weight) + filter * call.stride_weight +
+           (forward ? in : to & (call.of_group - 1));
+}
 
-   public:
-    // From input channel `from` on, counted in the group.
-    __device__ __forceinline__ NarrowWeights(const NarrowCall& call, int to, int from) : call(call) {
-        const int in = from & (call.of_group - 1), filter = forward ? to : (to & -call.of_group) + in;
-        first = static_cast<const std::uint16_t*>(call.weight) + filter * call.stride_weight +
-                (forward ? in : to & (call.of_group - 1));
-    }
-
-    __device__ __forceinline__ std::uint16_t one(int element) const { return first[element * call.of_group]; }
-
-    // Those of two input channels. `aligned`: both are read at once.
-    template <bool aligned>
-    __device__ __forceinline__ std::uint32_t two(int element) const {
-        const std::uint16_t* const at = first + element * call.of_group;
-        if constexpr (aligned) return *reinterpret_cast<const std::uint32_t*>(at);
-        return at[0] | std::uint32_t{at[call.of_group == 1 ? 0 : forward ? 1 : call.stride_weight]} << 16;
-    }
-
-   private:
-    const NarrowCall& call;
-    const std::uint16_t* first;
-};
-
-// What matrix instructions multiply 8 input channels of `count` elements by, for 8 output channels: `element_of` has the
-// elements. Loads are not conditional, so that all are on their way together.
-template <class Row, int count, class ElementOf>
+// What matrix instructions multiply 8 input channels of `count` elements by, for 8 output channels: `place_of` has where the
+// elements are in a filter. Loads are not conditional, so that all are on their way together.
+template <class Row, int count, class PlaceOf>
 __device__ __forceinline__ void narrow_read_weights(std::uint32_t (&b)[count], const NarrowCall& call, int first_to,
-                                                    int eight, ElementOf element_of) {
+                                                    int eight, PlaceOf place_of) {
+    constexpr bool forward = Row::direction == Direction::forward;
     const int lane = static_cast<int>(threadIdx.x) % 32, in_eight = lane / 4, from = lane % 4 * 2;
-    const NarrowWeights<Row> weights(call, min(first_to + in_eight, call.channels - 1), from + 8 * eight);
+    const std::uint16_t* const weights =
+        narrow_weights<Row>(call, min(first_to + in_eight, call.channels - 1), from + 8 * eight);
     const auto same_group = [&](int channel) { return ((in_eight ^ channel) & 7 & -call.of_group) == 0; };
     const std::uint32_t exist =
         first_to + in_eight >= call.channels
             ? 0
             : (same_group(from) ? 0xffffu : 0u) | (same_group(from + 1) ? 0xffff0000u : 0u);
-    const auto read = [&](auto aligned) {
+    if (forward && call.even_weights) {
 #pragma unroll
-        for (int i = 0; i < count; ++i) b[i] = exist & weights.template two<decltype(aligned)::value>(element_of(i));
-    };
-    if (Row::direction == Direction::forward && call.of_group >= 8)
-        read(std::true_type{});
-    else
-        read(std::false_type{});
+        for (int i = 0; i < count; ++i) b[i] = exist & *reinterpret_cast<const std::uint32_t*>(weights + place_of(i));
+    } else {
+        const std::uint16_t* const second = weights + (call.of_group == 1 ? 0 : forward ? 1 : call.stride_weight);
+#pragma unroll
+        for (int i = 0; i < count; ++i)
+            b[i] = exist & (weights[place_of(i)] | std::uint32_t{second[place_of(i)]} << 16);
+    }
 }
+
+// Where the elements of a usual filter are.
+template <class Shape>
+struct NarrowPlaces {
+    int first, down, across;
+
+    __device__ __forceinline__ explicit NarrowPlaces(const NarrowCall& call)
+        : first(narrow_element(call, 0, 0) * call.of_group),
+          down(call.height.tap_step * call.filter_width * call.of_group),
+          across(call.width.tap_step * call.of_group) {
+        if (call.height.apart < 0) first += (Shape::down - 1) * down, down = -down;
+        if (call.width.apart < 0) first += (Shape::across - 1) * across, across = -across;
+    }
+
+    __device__ __forceinline__ int operator()(int i) const {
+        return first + i / Shape::across * down + i % Shape::across * across;
+    }
+};
 
 // Sums of a warp: of each run, those of 16 positions and 8 channels.
 using NarrowImagesSums = float[narrow_images_runs][4];
@@ -76,11 +78,7 @@ __device__ __forceinline__ void narrow_multiply(NarrowImagesSums& sums, const Na
     using T = typename Row::dtype;
     const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8;
     std::uint32_t b[Shape::down * Shape::across];
-    narrow_read_weights<Row>(b, call, first_to, eight, [&](int i) {
-        const int row = i / Shape::across, column = i % Shape::across;
-        return narrow_element(call, call.height.apart < 0 ? Shape::down - 1 - row : row,
-                              call.width.apart < 0 ? Shape::across - 1 - column : column);
-    });
+    narrow_read_weights<Row>(b, call, first_to, eight, NarrowPlaces<Shape>(call));
     wait();
     // Matrices 0 and 1 are of a tap, 2 and 3 of the next.
     const int position = (lane % 8 + 8 * (matrix % 2)) * Shape::step;
@@ -120,7 +118,8 @@ __device__ __forceinline__ void narrow_multiply_any(NarrowImagesSums& sums, cons
     for (int row = 0; row < call.height.taps; ++row)
         for (int column = 0; column < call.width.taps; ++column) {
             std::uint32_t b[1];
-            narrow_read_weights<Row>(b, call, first_to, eight, [&](int) { return narrow_element(call, row, column); });
+            narrow_read_weights<Row>(b, call, first_to, eight,
+                                     [&](int) { return narrow_element(call, row, column) * call.of_group; });
             const std::uint32_t first =
                 images + narrow_place(position + narrow_tap(call, row, column), first_eight + eight);
 #pragma unroll
@@ -148,7 +147,7 @@ __device__ __forceinline__ float narrow_sum(const NarrowCall& call, int image, i
     float sum = 0;
 #pragma unroll 1
     for (int from = 0; from < call.of_group; ++from) {
-        const NarrowWeights<Row> weights(call, channel, from);
+        const std::uint16_t* const weights = narrow_weights<Row>(call, channel, from);
 #pragma unroll 1
         for (int i = 0; i < call.height.taps * call.width.taps; ++i) {
             const int tap_row = i / call.width.taps, tap_column = i - tap_row * call.width.taps;
@@ -157,7 +156,7 @@ __device__ __forceinline__ float narrow_sum(const NarrowCall& call, int image, i
             if (y < 0 || y >= call.height.extent || x < 0 || x >= call.width.extent) continue;
             const std::int64_t place = (std::int64_t{y} * call.width.extent + x) * call.image_channels;
             sum += narrow_float<T>(images[place + (channel & -call.of_group) + from]) *
-                   narrow_float<T>(weights.one(narrow_element(call, tap_row, tap_column)));
+                   narrow_float<T>(weights[narrow_element(call, tap_row, tap_column) * call.of_group]);
         }
     }
     return sum;
@@ -219,7 +218,7 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>)
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t loaded;
     const std::uint32_t images = shared_address(memory), barrier = shared_address(&loaded);
-    const int index = static_cast<int>(blockIdx.x) / call.blocks;
+    const int index = call.by_blocks.quotient(static_cast<int>(blockIdx.x));
     const int first_channel = (static_cast<int>(blockIdx.x) - index * call.blocks) * narrow_channels;
     const bool leads = threadIdx.x == 0;
     if (leads) {

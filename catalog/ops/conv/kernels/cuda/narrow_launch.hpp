@@ -74,6 +74,7 @@ class NarrowLaunch {
         const catalog_tensor& result = weighs ? args.weight : direction == Direction::forward ? args.output : args.input;
         const std::int32_t* const extents = direction == Direction::forward ? of.out : of.size;
         tensors.images = images.data;
+        tensors.of_group = static_cast<int>(args.c / args.g);
         tensors.stride_images = images.stride;
         tensors.image_channels = static_cast<int>(images.all_channels);
         tensors.gradient = y.data;
@@ -81,12 +82,12 @@ class NarrowLaunch {
         tensors.gradient_channels = static_cast<int>(y.all_channels);
         tensors.weight = w.data;
         tensors.stride_weight = w.stride;
+        tensors.even_weights = tensors.of_group > 1 && w.stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 4 == 0;
         tensors.result = result.data;
         tensors.stride_result = result.stride_first;
         tensors.height = axis_of(window.axis[1]);
         tensors.width = axis_of(window.axis[2]);
         tensors.channels = static_cast<int>(args.c);
-        tensors.of_group = static_cast<int>(args.c / args.g);
         tensors.filter_width = of.filter[2];
         tensors.result_width = extents[2];
         tensors.images_count = static_cast<int>(args.n);

@@ -16,9 +16,13 @@ inline constexpr int narrow_box = 256;  // most positions along an axis of a box
 
 // At most 2^30 blocks, in clusters of `together`.
 template <class Kernel>
-inline catalog_status start_narrow(Kernel kernel, const NarrowCall& call, int threads, int bytes, std::int64_t blocks,
+inline catalog_status start_narrow(Kernel kernel, NarrowCall& call, int threads, int bytes, std::int64_t blocks,
                                    int together, cudaStream_t stream) {
     if (blocks > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
+    call.by_blocks = NarrowDivider::of(call.blocks);
+    call.by_parts = NarrowDivider::of(std::max(call.parts, 1) * together);
+    call.by_patches_down = NarrowDivider::of(call.patches_down);
+    call.by_patches_across = NarrowDivider::of(call.patches_across);
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, narrow_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
     return KernelLaunch(static_cast<unsigned>(blocks), threads, bytes, stream).in_clusters(together).run(kernel, call);
@@ -278,6 +282,8 @@ class GradientsLaunch {
         if (patches > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
         const std::int64_t at_a_time = std::min<std::int64_t>(blocks * processors / call.blocks, patches);
         call.parts = static_cast<int>(std::max<std::int64_t>(at_a_time / together, 1));
+        call.by_pairs = NarrowDivider::of(narrow_pairs(call));
+        call.by_item_columns = NarrowDivider::of(call.item_columns);
         return with_parts<NarrowSums<Row>>(call, device, stream, [&] {
             const std::int64_t all = std::int64_t{call.parts} * call.blocks * together;
             return start_narrow(kernel, call, threads, bytes, all, together, stream);

@@ -125,26 +125,30 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
     let_next_kernel_start();
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t barriers[2 * narrow_slots];
-    const int parts = call.parts * narrow_cluster, block = static_cast<int>(blockIdx.x) / parts;
+    const int parts = call.parts * narrow_cluster, block = call.by_parts.quotient(static_cast<int>(blockIdx.x));
     const int part = static_cast<int>(blockIdx.x) - block * parts;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const NarrowRing<Shape> ring(memory, barriers);
-    const bool copies = threadIdx.x == narrow_rows_warps * 32;
-    NarrowRowsOfPatches<Shape> patches(call, ring, part, block * narrow_channels);
-    if (copies) {
-        ring.init(call);
-        for (int i = 0; i < call.stages && patches.more(); ++i) patches.load(i);
-    }
-    __syncthreads();
-    NarrowSlot slot;
     if (warp == narrow_rows_warps) {
-        for (; copies && patches.more(); slot.advance(call)) {
+        NarrowRowsOfPatches<Shape> patches(call, ring, part, block * narrow_channels);
+        if (lane == 0) {
+            tma_prefetch_map(&call.images_map);
+            tma_prefetch_map(&call.gradient_map);
+            ring.init(call);
+#pragma unroll 1
+            for (int i = 0; i < call.stages && patches.more(); ++i) patches.load(i);
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (NarrowSlot slot; lane == 0 && patches.more(); slot.advance(call)) {
             barrier_wait(ring.done(slot.index), slot.parity);
             patches.load(slot.index);
         }
         return;
     }
+    __syncthreads();
 
+    NarrowSlot slot;
     float sums[Shape::down][Shape::steps][4] = {};
     const NarrowRowPlaces<Shape, runs> places(warp, lane);
     for (int index = part; index < call.images_count * call.patches_down * call.patches_across; index += parts) {

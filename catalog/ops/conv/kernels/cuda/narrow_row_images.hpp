@@ -43,6 +43,26 @@ __device__ __forceinline__ void narrow_put(const float (&sums)[runs][4], std::ui
         store_matrices(place, pack<T>(sums[0][0], sums[0][1]), pack<T>(sums[0][2], sums[0][3]));
 }
 
+// Computes results of a slot that are not numbers again. By each warp, for its channels.
+template <class Row, class Shape, int runs>
+__device__ __forceinline__ void narrow_repair_slot(const NarrowCall& call, const NarrowStrip<Shape>& strip, char* slot,
+                                                   int first, int first_to, int warp) {
+    using T = typename Row::dtype;
+    const int lane = static_cast<int>(threadIdx.x) % 32, end = min(call.columns, call.width.count - strip.column);
+    __syncwarp();  // other lanes have written them
+#pragma unroll 1
+    for (int i = 0; i < NarrowRows<Shape>::of_slot * runs * 4; ++i) {
+        const int row = i / (runs * 4), met = first + row - (Shape::down - 1);
+        const int position = i % (runs * 4) / 2 * 8 + lane / 4, in_eight = lane % 4 * 2 + i % 2;
+        if (met < 0 || met % Shape::step != 0 || met / Shape::step >= strip.rows) continue;
+        if (position >= end || first_to + in_eight >= call.channels) continue;
+        T& result = *reinterpret_cast<T*>(slot + row * call.row_bytes + narrow_place(position, warp) + in_eight * 2);
+        if (isnan(static_cast<float>(result)))
+            result = T(narrow_sum<Row>(call, strip.image, strip.row + met / Shape::step, strip.column + position,
+                                       first_to + in_eight));
+    }
+}
+
 // Stores the results of a slot of a strip from shared memory. By a warp.
 template <class Row, class Shape>
 __device__ __forceinline__ void narrow_store_slot(const NarrowCall& call, const NarrowRing<Shape>& ring,
@@ -105,30 +125,28 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
     using Rows = NarrowRows<Shape>;
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t barriers[2 * narrow_slots];
-    const int index = static_cast<int>(blockIdx.x) / call.blocks;
-    const int first_channel = (static_cast<int>(blockIdx.x) - index * call.blocks) * narrow_channels;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int index = call.by_blocks.quotient(static_cast<int>(blockIdx.x));
+    const int first_channel = (static_cast<int>(blockIdx.x) - index * call.blocks) * narrow_channels;
     const NarrowRing<Shape> ring(memory, barriers);
     const NarrowStrip<Shape> strip(call, index);
-    const bool copies = threadIdx.x == narrow_rows_warps * 32;
-    if (copies) {
-        ring.init(call);
-        for (int i = 0; i < min(call.stages, strip.slots); ++i)
-            ring.template load<false>(call, strip, i, i * Rows::of_slot, first_channel);
-    }
-    __syncthreads();
     if (warp == narrow_rows_warps) {
+        if (lane == 0) {
+            tma_prefetch_map(&call.images_map);
+            ring.init(call);
+#pragma unroll 1
+            for (int i = 0; i < min(call.stages, strip.slots); ++i)
+                ring.template load<false>(call, strip, i, i * Rows::of_slot, first_channel);
+            tma_prefetch_map(&call.result_map);
+        }
+        __syncthreads();
         narrow_copy_rows<Row>(call, ring, strip, first_channel, memory);
         return;
     }
 
     const int first_to = first_channel + warp * 8, matrix = lane / 8;
     std::uint32_t b[Shape::down * Shape::across];
-    narrow_read_weights<Row>(b, call, first_to, 0, [&](int i) {
-        const int row = i / Shape::across, column = i % Shape::across;
-        return narrow_element(call, call.height.apart < 0 ? Shape::down - 1 - row : row,
-                              call.width.apart < 0 ? Shape::across - 1 - column : column);
-    });
+    narrow_read_weights<Row>(b, call, first_to, 0, NarrowPlaces<Shape>(call));
     // Matrices 0 and 1 are of a tap, 2 and 3 of the next.
     const int position = (lane % 8 + 8 * (matrix % 2)) * Shape::step;
     std::uint32_t places[Shape::steps];
@@ -138,9 +156,12 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
     const std::uint32_t place = narrow_place(lane, warp);
     float sums[Rows::kept][runs][4] = {};
     NarrowSlot slot;
+    const bool mixes = call.of_group < 8;
+    __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < strip.slots; ++i) {
         barrier_wait(ring.loaded(slot.index), slot.parity);
+        float all = 0;  // not a number if a sum is none
         // If there are registers for it, the next row is read while this one is multiplied.
         constexpr bool ahead = Shape::down * Shape::across <= 9;
         NarrowRowOfImages<Shape, runs> images[2];
@@ -171,15 +192,16 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
             }
             if (!Rows::meets(row, Shape::down - 1)) continue;
             float(&complete)[runs][4] = sums[Rows::which(row, Shape::down - 1)];
-            if (first >= 0) {
-                if (call.of_group < 8)
-                    narrow_repair<Row>(complete, call, strip.image, strip.row + first / Shape::step, strip.column, 0,
-                                       narrow_run, first_to);
-                narrow_put<T>(complete, ring.row(call, slot.index, row) + place);
-            }
+            if (first >= 0) narrow_put<T>(complete, ring.row(call, slot.index, row) + place);
+            if (mixes)
+#pragma unroll
+                for (int j = 0; j < runs * 4; ++j) all += complete[j / 4][j % 4];
 #pragma unroll
             for (int j = 0; j < runs * 4; ++j) complete[j / 4][j % 4] = 0;
         }
+        if (mixes && isnan(all))
+            narrow_repair_slot<Row, Shape, runs>(call, strip, memory + (ring.row(call, slot.index, 0) - ring.memory),
+                                                 i * Rows::of_slot, first_to, warp);
         fence_proxy_async();
         warp_arrive(ring.done(slot.index));
         slot.advance(call);

@@ -59,6 +59,7 @@ class NarrowRing {
 
     // By one thread; a __syncthreads() follows.
     __device__ __forceinline__ void init(const NarrowCall& call) const {
+#pragma unroll 1
         for (int i = 0; i < call.stages; ++i) {
             barrier_init(loaded(i), 1);
             barrier_init(done(i), narrow_rows_warps);
@@ -83,8 +84,10 @@ class NarrowRing {
         const std::uint32_t barrier = loaded(slot);
         const int of_gradient = gradient ? max(min(of_slot / Shape::step, strip.rows - at), 0) : 0;
         barrier_arrive_expect(barrier, (rows * call.box_width + of_gradient * call.columns) * 128);
+#pragma unroll 1
         for (int i = 0; i < rows; ++i)
             tma_load(row(call, slot, i), &call.images_map, barrier, channel, left, top + i, strip.image);
+#pragma unroll 1
         for (int i = 0; i < of_gradient; ++i)
             tma_load(row(call, slot, i * Shape::step) + call.images_bytes, &call.gradient_map, barrier, channel,
                      strip.column, strip.row + at + i, strip.image);

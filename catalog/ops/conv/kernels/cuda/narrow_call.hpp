@@ -62,7 +62,8 @@ struct NarrowTensors {
     int images_count;
     int blocks;  // of channels
     int parts;   // bwd_weight: blocks, or clusters of them, that share channels
-    bool even_weights;  // pairs of a filter's elements are aligned
+    int filter_elements;  // of an output channel
+    bool even_weights;    // pairs of them are aligned
 };
 
 struct NarrowCall : NarrowTensors {
@@ -76,6 +77,7 @@ struct NarrowCall : NarrowTensors {
     int box_height, box_width;   // of a load of images
     int stages, images_bytes, stage_bytes;   // bwd_weight: patches in shared memory, and bytes of one
     int row_bytes;
+    int weights_at;              // bytes before the copy of 64 filters in shared memory; 0: there is none
     int item_columns;            // bwd_weight: of a row of the filter, with what its sums have behind them
     bool tma_stores;             // TMA can write the result
 };

@@ -16,24 +16,25 @@ namespace catalog::cuda {
 inline constexpr int narrow_images_threads = 256, narrow_images_runs = AnyNarrowShape::runs;
 
 // The weights by which channels of a group contribute to an output channel of the launch, from input channel `from` on,
-// counted in the group. In backward data, the launch's output channels are the convolution's input channels.
+// counted in the group. In backward data, the launch's output channels are the convolution's input channels. `all` are the
+// filters.
 template <class Row>
-__device__ __forceinline__ const std::uint16_t* narrow_weights(const NarrowCall& call, int to, int from) {
+__device__ __forceinline__ const std::uint16_t* narrow_weights(const NarrowCall& call, const void* all, int to, int from) {
     constexpr bool forward = Row::direction == Direction::forward;
     const int in = from & (call.of_group - 1), filter = forward ? to : (to & -call.of_group) + in;
-    return static_cast<const std::uint16_t*>(call.weight) + filter * call.stride_weight +
+    return static_cast<const std::uint16_t*>(all) + filter * call.stride_weight +
            (forward ? in : to & (call.of_group - 1));
 }
 
 // What matrix instructions multiply 8 input channels of `count` elements by, for 8 output channels: `place_of` has where the
 // elements are in a filter. Loads are not conditional, so that all are on their way together.
 template <class Row, int count, class PlaceOf>
-__device__ __forceinline__ void narrow_read_weights(std::uint32_t (&b)[count], const NarrowCall& call, int first_to,
-                                                    int eight, PlaceOf place_of) {
+__device__ __forceinline__ void narrow_read_weights(std::uint32_t (&b)[count], const NarrowCall& call, const void* all,
+                                                    int first_to, int eight, PlaceOf place_of) {
     constexpr bool forward = Row::direction == Direction::forward;
     const int lane = static_cast<int>(threadIdx.x) % 32, in_eight = lane / 4, from = lane % 4 * 2;
     const std::uint16_t* const weights =
-        narrow_weights<Row>(call, min(first_to + in_eight, call.channels - 1), from + 8 * eight);
+        narrow_weights<Row>(call, all, min(first_to + in_eight, call.channels - 1), from + 8 * eight);
     const auto same_group = [&](int channel) { return ((in_eight ^ channel) & 7 & -call.of_group) == 0; };
     const std::uint32_t exist =
         first_to + in_eight >= call.channels
@@ -78,7 +79,7 @@ __device__ __forceinline__ void narrow_multiply(NarrowImagesSums& sums, const Na
     using T = typename Row::dtype;
     const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8;
     std::uint32_t b[Shape::down * Shape::across];
-    narrow_read_weights<Row>(b, call, first_to, eight, NarrowPlaces<Shape>(call));
+    narrow_read_weights<Row>(b, call, call.weight, first_to, eight, NarrowPlaces<Shape>(call));
     wait();
     // Matrices 0 and 1 are of a tap, 2 and 3 of the next.
     const int position = (lane % 8 + 8 * (matrix % 2)) * Shape::step;
@@ -118,7 +119,7 @@ __device__ __forceinline__ void narrow_multiply_any(NarrowImagesSums& sums, cons
     for (int row = 0; row < call.height.taps; ++row)
         for (int column = 0; column < call.width.taps; ++column) {
             std::uint32_t b[1];
-            narrow_read_weights<Row>(b, call, first_to, eight,
+            narrow_read_weights<Row>(b, call, call.weight, first_to, eight,
                                      [&](int) { return narrow_element(call, row, column) * call.of_group; });
             const std::uint32_t first =
                 images + narrow_place(position + narrow_tap(call, row, column), first_eight + eight);
@@ -147,7 +148,7 @@ __device__ __forceinline__ float narrow_sum(const NarrowCall& call, int image, i
     float sum = 0;
 #pragma unroll 1
     for (int from = 0; from < call.of_group; ++from) {
-        const std::uint16_t* const weights = narrow_weights<Row>(call, channel, from);
+        const std::uint16_t* const weights = narrow_weights<Row>(call, call.weight, channel, from);
 #pragma unroll 1
         for (int i = 0; i < call.height.taps * call.width.taps; ++i) {
             const int tap_row = i / call.width.taps, tap_column = i - tap_row * call.width.taps;

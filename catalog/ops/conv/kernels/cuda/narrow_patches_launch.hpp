@@ -170,9 +170,24 @@ class ImagesLaunch {
     template <class Shape, int runs>
     bool start_rows() {
         constexpr int blocks = narrow_row_images_blocks<Shape, runs>;
+        const int filters = bytes_of_filters();
         const int bytes = choose_strip<Shape, runs>(call, false, std::max(blocks * processors / call.blocks, 1),
-                                                    narrow_bytes_of_block(blocks));
-        return bytes > 0 && start_kernel(narrow_row_images<Row, Shape, runs>, narrow_rows_threads, bytes, call.columns, 1);
+                                                    narrow_bytes_of_block(blocks) - filters);
+        call.weights_at = filters > 0 ? bytes : 0;
+        return bytes > 0 && start_kernel(narrow_row_images<Row, Shape, runs>, narrow_rows_threads, bytes + filters,
+                                         call.columns, 1);
+    }
+
+    // Those of 64 channels, if they can be copied to shared memory at once.
+    int bytes_of_filters() const {
+#ifdef NARROW_IN_PLACE
+        return 0;
+#endif
+        const std::int64_t of_channel = std::int64_t{call.filter_elements} * sizeof(T);
+        const bool dense = call.stride_weight == call.filter_elements && call.channels * of_channel % 16 == 0;
+        const bool aligned = reinterpret_cast<std::uintptr_t>(call.weight) % 16 == 0;
+        const std::int64_t bytes = narrow_channels * of_channel;
+        return dense && aligned && bytes <= 64 * 1024 ? static_cast<int>(bytes) : 0;
     }
 
     // Whether a patch fits into shared memory.

@@ -135,10 +135,11 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
             tma_prefetch_map(&call.images_map);
             tma_prefetch_map(&call.gradient_map);
             ring.init(call);
-#pragma unroll 1
-            for (int i = 0; i < call.stages && patches.more(); ++i) patches.load(i);
         }
-        __syncthreads();
+        __syncwarp();
+        named_barrier_arrive(1, narrow_rows_threads);
+#pragma unroll 1
+        for (int i = 0; lane == 0 && i < call.stages && patches.more(); ++i) patches.load(i);
 #pragma unroll 1
         for (NarrowSlot slot; lane == 0 && patches.more(); slot.advance(call)) {
             barrier_wait(ring.done(slot.index), slot.parity);
@@ -146,7 +147,7 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
         }
         return;
     }
-    __syncthreads();
+    named_barrier_sync(1, narrow_rows_threads);
 
     NarrowSlot slot;
     float sums[Shape::down][Shape::steps][4] = {};
@@ -196,7 +197,7 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
     // The ring is not needed any more: all that it loads was read.
     constexpr int pairs = Shape::down * Shape::steps;
     const std::uint32_t all = ring.memory;
-    named_barrier_sync(1, narrow_rows_warps * 32);
+    named_barrier_sync(2, narrow_rows_warps * 32);
 #pragma unroll
     for (int pair = 0; pair < pairs; ++pair) {
         const float(&sum)[4] = sums[pair / Shape::steps][pair % Shape::steps];

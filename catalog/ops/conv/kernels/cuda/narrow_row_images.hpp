@@ -103,6 +103,15 @@ __device__ __forceinline__ void narrow_copy_rows(const NarrowCall& call, const N
     bulk_wait_read<0>();
 }
 
+// Loads the filters of 64 channels. By one thread.
+__device__ __forceinline__ void narrow_load_filters(const NarrowCall& call, std::uint32_t target, std::uint32_t barrier,
+                                                    int channel) {
+    const int bytes = min(narrow_channels, call.channels - channel) * call.filter_elements * 2;
+    barrier_arrive_expect(barrier, bytes);
+    bulk_load(target, static_cast<const std::uint16_t*>(call.weight) + std::int64_t{channel} * call.filter_elements, bytes,
+              barrier);
+}
+
 #ifndef NARROW_BLOCKS
 #define NARROW_BLOCKS 2
 #endif
@@ -124,29 +133,36 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
     using T = typename Row::dtype;
     using Rows = NarrowRows<Shape>;
     extern __shared__ __align__(1024) char memory[];
-    __shared__ std::uint64_t barriers[2 * narrow_slots];
+    __shared__ std::uint64_t barriers[2 * narrow_slots + 1];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int index = call.by_blocks.quotient(static_cast<int>(blockIdx.x));
     const int first_channel = (static_cast<int>(blockIdx.x) - index * call.blocks) * narrow_channels;
     const NarrowRing<Shape> ring(memory, barriers);
     const NarrowStrip<Shape> strip(call, index);
+    // Filters first: requests of all blocks queue up, and nothing begins without filters.
+    const std::uint32_t filters_loaded = shared_address(barriers + 2 * narrow_slots);
     if (warp == narrow_rows_warps) {
         if (lane == 0) {
             tma_prefetch_map(&call.images_map);
             ring.init(call);
+            barrier_init(filters_loaded, 1);
+            barrier_init_fence();
+        }
+        __syncwarp();
+        named_barrier_arrive(1, narrow_rows_threads);
+        if (lane == 0) {
+            if (call.weights_at > 0) narrow_load_filters(call, ring.memory + call.weights_at, filters_loaded, first_channel);
 #pragma unroll 1
             for (int i = 0; i < min(call.stages, strip.slots); ++i)
                 ring.template load<false>(call, strip, i, i * Rows::of_slot, first_channel);
             tma_prefetch_map(&call.result_map);
         }
-        __syncthreads();
+        __syncwarp();
         narrow_copy_rows<Row>(call, ring, strip, first_channel, memory);
         return;
     }
 
     const int first_to = first_channel + warp * 8, matrix = lane / 8;
-    std::uint32_t b[Shape::down * Shape::across];
-    narrow_read_weights<Row>(b, call, first_to, 0, NarrowPlaces<Shape>(call));
     // Matrices 0 and 1 are of a tap, 2 and 3 of the next.
     const int position = (lane % 8 + 8 * (matrix % 2)) * Shape::step;
     std::uint32_t places[Shape::steps];
@@ -157,7 +173,14 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
     float sums[Rows::kept][runs][4] = {};
     NarrowSlot slot;
     const bool mixes = call.of_group < 8;
-    __syncthreads();
+    named_barrier_sync(1, narrow_rows_threads);
+    std::uint32_t b[Shape::down * Shape::across];
+    const void* filters = call.weight;
+    if (call.weights_at > 0) {
+        filters = memory + call.weights_at - first_channel * call.filter_elements * std::int64_t{sizeof(T)};
+        barrier_wait(filters_loaded, 0);
+    }
+    narrow_read_weights<Row>(b, call, filters, first_to, 0, NarrowPlaces<Shape>(call));
 #pragma unroll 1
     for (int i = 0; i < strip.slots; ++i) {
         barrier_wait(ring.loaded(slot.index), slot.parity);

@@ -57,7 +57,7 @@ class NarrowRing {
     __device__ __forceinline__ NarrowRing(const void* memory, const void* barriers)
         : memory(shared_address(memory)), barriers(shared_address(barriers)) {}
 
-    // By one thread; a __syncthreads() follows.
+    // By one thread; a barrier of the block follows.
     __device__ __forceinline__ void init(const NarrowCall& call) const {
 #pragma unroll 1
         for (int i = 0; i < call.stages; ++i) {

@@ -155,7 +155,9 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
     for (int index = part; index < call.images_count * call.patches_down * call.patches_across; index += parts) {
         const NarrowStrip<Shape> strip(call, index);
         const NarrowRunsOfPositions<runs> existing(min(call.columns, call.width.count - strip.column), lane);
-        std::uint32_t b[Rows::kept][runs][2];
+        // The last element of a row of the filter has no neighbour: it is multiplied together with that of the next row of
+        // the filter, which met the row of images before.
+        std::uint32_t b[Rows::kept][runs][2], before[runs][2];
 #pragma unroll 1
         for (int i = 0; i < strip.slots; ++i) {
             barrier_wait(ring.loaded(slot.index), slot.parity);
@@ -185,15 +187,29 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_gradients_blocks<Sh
 #pragma unroll
                         for (int j = 0; j < at_once; ++j)
 #pragma unroll
-                            for (int run = 0; run < runs; ++run)
-                                mma_16x8x16<T>(sums[tap][first + j], a[j][run], of[run][0], of[run][1]);
+                            for (int run = 0; run < runs; ++run) {
+                                const std::uint32_t(&now)[4] = a[j][run], (&last)[2] = before[run];
+                                const std::uint32_t both[4] = {last[0], now[0], last[1], now[2]};
+                                if (first + j < Shape::pairs || (tap % 2 == 0 && tap == Shape::down - 1))
+                                    mma_16x8x16<T>(sums[tap][first + j], now, of[run][0], of[run][1]);
+                                else if (tap % 2 == 1)
+                                    mma_16x8x16<T>(sums[tap - 1][first + j], both, of[run][0], of[run][1]);
+                            }
                     }
+                    if (Shape::steps > Shape::pairs && first + at_once == Shape::steps)
+#pragma unroll
+                        for (int run = 0; run < runs; ++run)
+                            before[run][0] = a[at_once - 1][run][0], before[run][1] = a[at_once - 1][run][2];
                 }
             }
             warp_arrive(ring.done(slot.index));
             slot.advance(call);
         }
     }
+#pragma unroll
+    for (int tap = 1; Shape::steps > Shape::pairs && tap < Shape::down; tap += 2)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sums[tap][Shape::pairs][i] = sums[tap - 1][Shape::pairs][2 + i];
     // The ring is not needed any more: all that it loads was read.
     constexpr int pairs = Shape::down * Shape::steps;
     const std::uint32_t all = ring.memory;

@@ -125,7 +125,8 @@ __global__ __launch_bounds__(narrow_gradients_any_threads, 1) void narrow_gradie
     let_next_kernel_start();
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t loaded[narrow_stages];
-    const int part = call.by_blocks.quotient(static_cast<int>(blockIdx.x)), block = static_cast<int>(blockIdx.x) - part * call.blocks;
+    const int part = call.by_blocks.quotient(static_cast<int>(blockIdx.x));
+    const int block = static_cast<int>(blockIdx.x) - part * call.blocks;
     constexpr int shares = narrow_gradients_any_threads / 256;  // warps that share 8 channels: their pairs take turns
     const int warp = static_cast<int>(threadIdx.x) / 32 % 8, share = static_cast<int>(threadIdx.x) / 256;
     const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8;

@@ -83,7 +83,8 @@ class NarrowLaunch {
         tensors.weight = w.data;
         tensors.stride_weight = w.stride;
         tensors.filter_elements = static_cast<int>(of.taps()) * tensors.of_group;
-        tensors.even_weights = tensors.of_group > 1 && w.stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 4 == 0;
+        const bool even = w.stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 4 == 0;
+        tensors.even_weights = even && tensors.of_group > 1;
         tensors.result = result.data;
         tensors.stride_result = result.stride_first;
         tensors.height = axis_of(window.axis[1]);

@@ -62,8 +62,8 @@ inline int choose_patch(NarrowCall& call, int runs, int most, Bytes bytes_of) {
     return 0;
 }
 
-// Sets the sizes of patches whose rows stream through shared memory, where as many blocks run at a time as `at_a_time` and a
-// block has at most `most` bytes. `gradient`: with rows of it. Returns the bytes, or 0.
+// Sets the sizes of patches whose rows stream through shared memory: `at_a_time` run at the same time, each in at most `most`
+// bytes. `gradient`: with rows of it. Returns the bytes, or 0.
 template <class Shape, int runs>
 inline int choose_strip(NarrowCall& call, bool gradient, std::int64_t at_a_time, int most) {
     using Rows = NarrowRows<Shape>;
@@ -79,7 +79,8 @@ inline int choose_strip(NarrowCall& call, bool gradient, std::int64_t at_a_time,
     // Few rows are met twice, and a block needs a while until it computes.
     std::int64_t least = INT64_MAX;
     for (int pieces = 1; pieces <= std::min(call.height.count, 16); ++pieces) {
-        const int rows = static_cast<int>(parts(call.height.count, pieces)), down = static_cast<int>(parts(call.height.count, rows));
+        const int rows = static_cast<int>(parts(call.height.count, pieces));
+        const int down = static_cast<int>(parts(call.height.count, rows));
         const std::int64_t patches = std::int64_t{call.images_count} * call.patches_across * down;
         const std::int64_t time = parts(patches, at_a_time) * (narrow_met(call.height, rows) + 6 * Shape::step);
         if (time >= least) continue;
@@ -272,8 +273,9 @@ class GradientsLaunch {
         const int items = call.height.taps * call.width.taps * narrow_eights(call.of_group);
         const std::int64_t sums = std::int64_t{narrow_pairs(call)} * 512 * 8 + items * std::int64_t{sizeof(NarrowItem)};
         const int bytes = choose(narrow_gradients_any_runs, sums, narrow_bytes);
+        if (bytes == 0) return CATALOG_BAD_ARGUMENT;
         // One block a processor: its registers are all in use.
-        return bytes == 0 ? CATALOG_BAD_ARGUMENT : start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1, 1, call.columns, call.rows);
+        return start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1, 1, call.columns, call.rows);
     }
 
     // Chooses the patch and the stages. Returns their bytes with `more`, or 0.

@@ -20,10 +20,13 @@ class NarrowRowsOfPatches {
     static constexpr int of_slot = NarrowRows<Shape>::of_slot;
 
    public:
-    __device__ __forceinline__ NarrowRowsOfPatches(const NarrowCall& call, const NarrowRing<Shape>& ring, int part, int channel)
+    __device__ __forceinline__ NarrowRowsOfPatches(const NarrowCall& call, const NarrowRing<Shape>& ring, int part,
+                                                   int channel)
         : call(call), ring(ring), channel(channel), index(part), strip(call, part) {}
 
-    __device__ __forceinline__ bool more() const { return index < call.images_count * call.patches_down * call.patches_across; }
+    __device__ __forceinline__ bool more() const {
+        return index < call.images_count * call.patches_down * call.patches_across;
+    }
 
     __device__ __forceinline__ void load(std::uint32_t slot) {
         ring.template load<true>(call, strip, slot, first, channel);

@@ -42,7 +42,8 @@ inline catalog_status with_parts(typename Sums::Call& call, int device, cudaStre
     call.sums = static_cast<float*>(room.data);
     if (const catalog_status status = launch(); status != CATALOG_OK) return status;
     const int blocks = (all + sums_of_block - 1) / sums_of_block;
-    return KernelLaunch(static_cast<unsigned>(blocks), sums_threads, 0, stream, Start::early).run(narrow_add_parts<Sums>, call);
+    return KernelLaunch(static_cast<unsigned>(blocks), sums_threads, 0, stream, Start::early)
+        .run(narrow_add_parts<Sums>, call);
 }
 
 }  // namespace catalog::cuda

@@ -91,6 +91,9 @@ inline int choose_strip(NarrowCall& call, bool gradient, std::int64_t at_a_time,
     // A row is read until the last position, even behind its end.
     const int behind = std::max((positions - 1) * Shape::step + Shape::across - call.row_bytes / 128, 0) * 128;
     const int slot = Rows::of_slot * call.row_bytes;
+#ifdef NARROW_STAGES
+    most = std::min(most, NARROW_STAGES * slot + behind);
+#endif
     const std::int64_t slots = gradient ? narrow_slots : parts(narrow_met(call.height, call.rows), Rows::of_slot);
     call.stages = static_cast<int>(std::min<std::int64_t>({(most - behind) / slot, slots, narrow_slots}));
     return call.stages >= std::min<std::int64_t>(slots, 2) ? call.stages * slot + behind : 0;

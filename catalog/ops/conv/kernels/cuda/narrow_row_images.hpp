@@ -43,12 +43,12 @@ __device__ __forceinline__ void narrow_put(const float (&sums)[runs][4], std::ui
         store_matrices(place, pack<T>(sums[0][0], sums[0][1]), pack<T>(sums[0][2], sums[0][3]));
 }
 
-// Computes results of a slot that are not numbers again. By each warp, for its channels.
+// Computes results of a slot that are not numbers again, of positions before `end`. By each whole warp, for its channels.
 template <class Row, class Shape, int runs>
 __device__ __forceinline__ void narrow_repair_slot(const NarrowCall& call, const NarrowStrip<Shape>& strip, char* slot,
-                                                   int first, int first_to, int warp) {
+                                                   int first, int first_to, int warp, int end) {
     using T = typename Row::dtype;
-    const int lane = static_cast<int>(threadIdx.x) % 32, end = min(call.columns, call.width.count - strip.column);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     __syncwarp();  // other lanes have written them
 #pragma unroll 1
     for (int i = 0; i < NarrowRows<Shape>::of_slot * runs * 4; ++i) {
@@ -155,7 +155,7 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
 #pragma unroll 1
             for (int i = 0; i < min(call.stages, strip.slots); ++i)
                 ring.template load<false>(call, strip, i, i * Rows::of_slot, first_channel);
-            tma_prefetch_map(&call.result_map);
+            if (call.tma_stores) tma_prefetch_map(&call.result_map);
         }
         __syncwarp();
         narrow_copy_rows<Row>(call, ring, strip, first_channel, memory);
@@ -173,6 +173,7 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
     float sums[Rows::kept][runs][4] = {};
     NarrowSlot slot;
     const bool mixes = call.of_group < 8;
+    const int end = min(call.columns, call.width.count - strip.column);
     named_barrier_sync(1, narrow_rows_threads);
     std::uint32_t b[Shape::down * Shape::across];
     const void* filters = call.weight;
@@ -184,7 +185,7 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
 #pragma unroll 1
     for (int i = 0; i < strip.slots; ++i) {
         barrier_wait(ring.loaded(slot.index), slot.parity);
-        float all = 0;  // not a number if a sum is none
+        float all = 0;  // not a number if a sum is none, or an infinite one
         // If there are registers for it, the next row is read while this one is multiplied.
         constexpr bool ahead = Shape::down * Shape::across <= 9;
         NarrowRowOfImages<Shape, runs> images[2];
@@ -218,13 +219,13 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
             if (first >= 0) narrow_put<T>(complete, ring.row(call, slot.index, row) + place);
             if (mixes)
 #pragma unroll
-                for (int j = 0; j < runs * 4; ++j) all += complete[j / 4][j % 4];
+                for (int j = 0; j < runs * 4; ++j) all += j / 2 * 8 + lane / 4 < end ? complete[j / 4][j % 4] : 0;
 #pragma unroll
             for (int j = 0; j < runs * 4; ++j) complete[j / 4][j % 4] = 0;
         }
-        if (mixes && isnan(all))
+        if (mixes && __any_sync(~0u, isnan(all)))
             narrow_repair_slot<Row, Shape, runs>(call, strip, memory + (ring.row(call, slot.index, 0) - ring.memory),
-                                                 i * Rows::of_slot, first_to, warp);
+                                                 i * Rows::of_slot, first_to, warp, end);
         fence_proxy_async();
         warp_arrive(ring.done(slot.index));
         slot.advance(call);

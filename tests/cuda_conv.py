@@ -48,8 +48,11 @@ NARROW: tuple[dict[str, Any], ...] = (
     {"n": 2, "c": 72, "k": 72, "g": 36, "filter": 5, "pad": 2},
     {"n": 2, "c": 144, "k": 144, "g": 144, "filter": 5, "pad": 2, "stride": 2},
     {"n": 2, "c": 80, "k": 80, "g": 80, "filter": 7, "pad": 3},
+    {"n": 33, "c": 512, "k": 512, "g": 128, "pad": 1},
 )
-"""Several patches of several blocks of 64 channels; filters that have kernels of their own."""
+"""Several patches of several blocks of 64 channels; filters that have kernels of their own; strips with more rows than
+shared memory holds.
+"""
 
 OF_SEVERAL_TILES = {"sm90_wgmma": LARGER, "sm90_halo": HALO, "sm90_narrow": NARROW}
 

@@ -30,8 +30,8 @@ struct NarrowAxis {
     __device__ __forceinline__ int lowest() const { return apart < 0 ? apart * (taps - 1) : 0; }
 };
 
-// Divides numbers below 2^31: a division by what only a launch knows takes many instructions, and a block that starts waits
-// for each line of them.
+// Divides numbers below 2^31 by what only a launch knows, in few instructions: a block that starts waits for each line of
+// its code. Kernels whose registers are all in use divide as usual, which occupies fewer.
 struct NarrowDivider {
     std::uint32_t factor;
     int shift;
@@ -43,9 +43,9 @@ struct NarrowDivider {
         return {static_cast<std::uint32_t>((more << 32) / static_cast<std::uint64_t>(divisor) + 1), shift};
     }
 
-    __device__ __forceinline__ int quotient(int number) const {
+    friend __device__ __forceinline__ int operator/(int number, const NarrowDivider& by) {
         const auto n = static_cast<std::uint32_t>(number);
-        return static_cast<int>((__umulhi(factor, n) + n) >> shift);
+        return static_cast<int>((__umulhi(by.factor, n) + n) >> by.shift);
     }
 };
 
@@ -61,7 +61,7 @@ struct NarrowTensors {
     int filter_width, result_width;
     int images_count;
     int blocks;  // of channels
-    int parts;   // bwd_weight: blocks, or clusters of them, that share channels
+    int parts;   // bwd_weight: blocks that share channels
     int filter_elements;  // of an output channel
     bool even_weights;    // pairs of them are aligned
 };
@@ -72,11 +72,11 @@ struct NarrowCall : NarrowTensors {
     int columns;                 // from a patch to the next one across
     int run_step;                // from run to run, in positions of shared memory
     int patches_down, patches_across;
-    NarrowDivider by_blocks, by_patches_down, by_patches_across, by_parts, by_pairs, by_item_columns;
+    NarrowDivider by_blocks, by_patches_down, by_patches_across, by_pairs, by_item_columns;
     int loaded_height, pitch;    // of a patch's images; positions from row to row in shared memory
     int box_height, box_width;   // of a load of images
     int stages, images_bytes, stage_bytes;   // bwd_weight: patches in shared memory, and bytes of one
-    int row_bytes;
+    int row_bytes;               // rows that stream: of one of images
     int weights_at;              // bytes before the copy of 64 filters in shared memory; 0: there is none
     int item_columns;            // bwd_weight: of a row of the filter, with what its sums have behind them
     bool tma_stores;             // TMA can write the result
@@ -86,10 +86,15 @@ struct NarrowCall : NarrowTensors {
 struct NarrowPatch {
     int image, row, column;  // of its first position
 
-    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index) {
-        const int next = call.by_patches_across.quotient(index);
+    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index)
+        : NarrowPatch(call, index, call.patches_across, call.patches_down) {}
+
+    // `across` and `down` are those of the call, or divide by them.
+    template <class Divisor>
+    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index, const Divisor& across, const Divisor& down) {
+        const int next = index / across;
         column = (index - next * call.patches_across) * call.columns;
-        image = call.by_patches_down.quotient(next);
+        image = next / down;
         row = (next - image * call.patches_down) * call.rows;
     }
 };

@@ -3,9 +3,13 @@
 // A warp sums, for 8 output channels, products of the images with the output's gradient: matrix instructions of 8 input
 // channels at two elements of the filter, by 8 output channels, with a depth of 16 positions. Blocks share the patches of
 // 64 channels, load the next ones while they multiply, and leave their sums to narrow_add_parts().
+//
+// Usual filters have kernels of their own: a row of the patch's images is loaded into registers once, for all rows of the
+// gradient that it meets.
 #pragma once
 
 #include "narrow_call.hpp"
+#include "narrow_shape.hpp"
 #include "narrow_sums.hpp"
 
 namespace catalog::cuda {
@@ -18,10 +22,10 @@ __host__ __device__ __forceinline__ int narrow_pairs(const NarrowCall& call) {
 }
 
 // The patches of a block in shared memory, call.stages at a time: their images, then the gradients.
-class NarrowStages {
+class NarrowRing {
    public:
     // By all threads.
-    __device__ __forceinline__ NarrowStages(const NarrowCall& call, char* memory, std::uint64_t (&loaded)[narrow_stages],
+    __device__ __forceinline__ NarrowRing(const NarrowCall& call, char* memory, std::uint64_t (&loaded)[narrow_stages],
                                           int block, int part)
         : call(call), memory(shared_address(memory)), loaded(shared_address(loaded)), block(block) {
         if (threadIdx.x == 32) tma_prefetch_map(&call.images_map);
@@ -97,6 +101,81 @@ __device__ __forceinline__ void narrow_read_gradients(std::uint32_t (&b)[runs][2
     }
 }
 
+// ---- Usual filters of groups of at most 8 channels: sums stay in registers.
+
+inline constexpr int narrow_gradients_threads = 256;
+
+template <class T, class Shape>
+__device__ __forceinline__ void narrow_add_patch(float (&sums)[Shape::down][Shape::steps][4], const NarrowCall& call,
+                                                 const NarrowPatch& patch, std::uint32_t images, int warp, int lane) {
+    const int rows = min(call.rows, call.height.count - patch.row);
+    const NarrowPositions existing(call.width.count - patch.column, lane);
+    std::uint32_t b[Shape::runs][2], address[Shape::steps];
+    narrow_read_gradients(b, call, images + call.images_bytes, warp, lane);
+    // Of two elements, matrices 0 and 2 are of the first.
+    const int position = lane % 8 + 8 * (lane / 16);
+#pragma unroll
+    for (int j = 0; j < Shape::pairs; ++j)
+        address[j] = images + narrow_place(position * Shape::step + lane / 8 % 2 + 2 * j, warp);
+    if constexpr (Shape::steps > Shape::pairs)
+        address[Shape::pairs] = images + narrow_place(lane % 16 * Shape::step + Shape::across - 1, warp);
+#pragma unroll
+    for (int y = 0; y < Shape::rows; ++y)
+#pragma unroll
+        for (int j = 0; j < Shape::steps; ++j) {
+            const std::uint32_t from = address[j] + y * call.pitch * 128;
+            std::uint32_t a[4] = {};
+            if (j < Shape::pairs) {
+                load_matrices_transposed(from, a);
+            } else {
+                std::uint32_t r[2];
+                load_matrices_transposed(from, r);
+                a[0] = r[0], a[2] = r[1];
+            }
+            existing.keep(a);
+#pragma unroll
+            for (int i = 0; i < Shape::down; ++i) {
+                if (y < i || (y - i) % Shape::step != 0 || (y - i) / Shape::step >= Shape::runs) continue;
+                const int run = (y - i) / Shape::step;
+                if (run < rows) mma_16x8x16<T>(sums[i][j], a, b[run][0], b[run][1]);
+            }
+        }
+}
+
+// Blocks of a processor: a thread keeps four sums of each two elements.
+template <class Shape>
+inline constexpr int narrow_gradients_blocks = Shape::down * Shape::steps <= 15 ? 2 : 1;
+
+// Grid: 64 channels, parts of the patches.
+template <class Row, class Shape>
+__global__ __launch_bounds__(narrow_gradients_threads, narrow_gradients_blocks<Shape>) void narrow_gradients(
+    const __grid_constant__ NarrowCall call) {
+    let_next_kernel_start();
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ std::uint64_t loaded[narrow_stages];
+    const int part = static_cast<int>(blockIdx.x) / call.blocks, block = static_cast<int>(blockIdx.x) - part * call.blocks;
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int patches = call.images_count * call.patches_down * call.patches_across;
+    NarrowRing ring(call, memory, loaded, block, part);
+    float sums[Shape::down][Shape::steps][4] = {};
+#pragma unroll 1
+    for (int index = part; index < patches; index += call.parts) {
+        const std::uint32_t images = ring.wait();
+        narrow_add_patch<typename Row::dtype, Shape>(sums, call, NarrowPatch(call, index), images, warp, lane);
+        ring.release(index);
+    }
+    constexpr int pairs = Shape::down * Shape::steps;
+    auto* const out =
+        reinterpret_cast<float4*>(call.sums) + (std::int64_t{static_cast<int>(blockIdx.x)} * 8 + warp) * pairs * 32;
+#pragma unroll
+    for (int pair = 0; pair < pairs; ++pair) {
+        const float(&sum)[4] = sums[pair / Shape::steps][pair % Shape::steps];
+        out[pair * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
+}
+
+// ---- All others: sums are in shared memory.
+
 inline constexpr int narrow_gradients_any_threads = 512, narrow_gradients_any_runs = 16;
 
 struct NarrowItem {
@@ -125,8 +204,7 @@ __global__ __launch_bounds__(narrow_gradients_any_threads, 1) void narrow_gradie
     let_next_kernel_start();
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t loaded[narrow_stages];
-    const int part = call.by_blocks.quotient(static_cast<int>(blockIdx.x));
-    const int block = static_cast<int>(blockIdx.x) - part * call.blocks;
+    const int part = static_cast<int>(blockIdx.x) / call.blocks, block = static_cast<int>(blockIdx.x) - part * call.blocks;
     constexpr int shares = narrow_gradients_any_threads / 256;  // warps that share 8 channels: their pairs take turns
     const int warp = static_cast<int>(threadIdx.x) / 32 % 8, share = static_cast<int>(threadIdx.x) / 256;
     const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8;
@@ -139,7 +217,7 @@ __global__ __launch_bounds__(narrow_gradients_any_threads, 1) void narrow_gradie
     narrow_items(table, call);
 
     const int patches = call.images_count * call.patches_down * call.patches_across;
-    NarrowStages ring(call, memory, loaded, block, part);
+    NarrowRing ring(call, memory, loaded, block, part);
     for (int index = part; index < patches; index += call.parts) {
         const std::uint32_t images = ring.wait();
         const NarrowPatch patch(call, index);
@@ -186,12 +264,12 @@ struct NarrowSums {
     static __device__ __forceinline__ void store(const NarrowCall& call, int place, const float (&sum)[4]) {
         using T = typename Row::dtype;
         const int log_eights = __ffs(narrow_eights(call.of_group)) - 1;
-        const int lane = place % 32, of_lane = place / 32, eight_out = call.by_pairs.quotient(of_lane);
+        const int lane = place % 32, of_lane = place / 32, eight_out = of_lane / call.by_pairs;
         const int pair = of_lane - eight_out * narrow_pairs(call);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int item = 2 * pair + i / 2, in_eight = lane % 4 * 2 + i % 2, to = eight_out * 8 + in_eight;
-            const int tap = item >> log_eights, row = call.by_item_columns.quotient(tap);
+            const int tap = item >> log_eights, row = tap / call.by_item_columns;
             const int column = tap - row * call.item_columns;
             if (row >= call.height.taps || column >= call.width.taps || to >= call.channels) continue;
             int from = (item - (tap << log_eights)) * 8 + lane / 4;

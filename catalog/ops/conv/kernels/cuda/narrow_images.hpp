@@ -219,7 +219,7 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>)
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t loaded;
     const std::uint32_t images = shared_address(memory), barrier = shared_address(&loaded);
-    const int index = call.by_blocks.quotient(static_cast<int>(blockIdx.x));
+    const int index = static_cast<int>(blockIdx.x) / call.by_blocks;
     const int first_channel = (static_cast<int>(blockIdx.x) - index * call.blocks) * narrow_channels;
     const bool leads = threadIdx.x == 0;
     if (leads) {

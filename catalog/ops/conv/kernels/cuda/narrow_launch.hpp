@@ -110,6 +110,6 @@ inline std::int32_t launch_narrow(const catalog_args* args, cudaStream_t stream)
 
 template <class Row>
 inline constexpr Block block_of{
-    Row::direction == Direction::bwd_weight ? narrow_gradients_any_threads : narrow_images_threads, narrow_bytes};
+    Row::direction == Direction::bwd_weight ? narrow_gradients_threads : narrow_images_threads, narrow_bytes};
 
 }  // namespace catalog::cuda

@@ -7,25 +7,24 @@
 
 #include "conv_copy.hpp"
 #include "cuda/tensor_map.hpp"
-#include "narrow_row_gradients.hpp"
+#include "narrow_gradients.hpp"
 #include "narrow_row_images.hpp"
 
 namespace catalog::cuda {
 
 inline constexpr int narrow_box = 256;  // most positions along an axis of a box
 
-// At most 2^30 blocks, in clusters of `together`.
+// At most 2^30 blocks.
 template <class Kernel>
 inline catalog_status start_narrow(Kernel kernel, NarrowCall& call, int threads, int bytes, std::int64_t blocks,
-                                   int together, cudaStream_t stream) {
+                                   cudaStream_t stream) {
     if (blocks > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
     call.by_blocks = NarrowDivider::of(call.blocks);
-    call.by_parts = NarrowDivider::of(std::max(call.parts, 1) * together);
     call.by_patches_down = NarrowDivider::of(call.patches_down);
     call.by_patches_across = NarrowDivider::of(call.patches_across);
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, narrow_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
-    return KernelLaunch(static_cast<unsigned>(blocks), threads, bytes, stream).in_clusters(together).run(kernel, call);
+    return KernelLaunch(static_cast<unsigned>(blocks), threads, bytes, stream).run(kernel, call);
 }
 
 // How much of the images a number of positions meets.
@@ -63,9 +62,9 @@ inline int choose_patch(NarrowCall& call, int runs, int most, Bytes bytes_of) {
 }
 
 // Sets the sizes of patches whose rows stream through shared memory: `at_a_time` run at the same time, each in at most `most`
-// bytes. `gradient`: with rows of it. Returns the bytes, or 0.
+// bytes. Returns the bytes, or 0.
 template <class Shape, int runs>
-inline int choose_strip(NarrowCall& call, bool gradient, std::int64_t at_a_time, int most) {
+inline int choose_strip(NarrowCall& call, std::int64_t at_a_time, int most) {
     using Rows = NarrowRows<Shape>;
     constexpr int positions = runs * narrow_run;
     const auto eight = [](int number) { return static_cast<int>(parts(number, 8) * 8); };
@@ -73,8 +72,7 @@ inline int choose_strip(NarrowCall& call, bool gradient, std::int64_t at_a_time,
     call.box_width = narrow_met(call.width, call.columns);
     call.box_height = 1;
     call.pitch = eight(std::max(call.box_width, positions));
-    call.images_bytes = call.pitch * 128;
-    call.row_bytes = call.images_bytes + (gradient ? positions * 128 : 0);
+    call.row_bytes = call.pitch * 128;
     call.patches_across = static_cast<int>(parts(call.width.count, call.columns));
     // Few rows are met twice, and a block needs a while until it computes.
     std::int64_t least = INT64_MAX;
@@ -89,14 +87,11 @@ inline int choose_strip(NarrowCall& call, bool gradient, std::int64_t at_a_time,
         call.patches_down = down;
     }
     // A row is read until the last position, even behind its end.
-    const int behind = std::max((positions - 1) * Shape::step + Shape::across - call.row_bytes / 128, 0) * 128;
+    const int behind = std::max((positions - 1) * Shape::step + Shape::across - call.pitch, 0) * 128;
     const int slot = Rows::of_slot * call.row_bytes;
-#ifdef NARROW_STAGES
-    most = std::min(most, NARROW_STAGES * slot + behind);
-#endif
-    const std::int64_t slots = gradient ? narrow_slots : parts(narrow_met(call.height, call.rows), Rows::of_slot);
-    call.stages = static_cast<int>(std::min<std::int64_t>({(most - behind) / slot, slots, narrow_slots}));
-    return call.stages >= std::min<std::int64_t>(slots, 2) ? call.stages * slot + behind : 0;
+    const int slots = static_cast<int>(parts(narrow_met(call.height, call.rows), Rows::of_slot));
+    call.stages = std::min({(most - behind) / slot, slots, narrow_slots});
+    return call.stages >= std::min(slots, 2) ? call.stages * slot + behind : 0;
 }
 
 // Whether the filter of a launch is of a shape.
@@ -173,9 +168,9 @@ class ImagesLaunch {
 
     template <class Shape, int runs>
     bool start_rows() {
-        constexpr int blocks = narrow_row_images_blocks<Shape, runs>;
+        constexpr int blocks = narrow_row_images_blocks<Shape>;
         const int filters = bytes_of_filters();
-        const int bytes = choose_strip<Shape, runs>(call, false, std::max(blocks * processors / call.blocks, 1),
+        const int bytes = choose_strip<Shape, runs>(call, std::max(blocks * processors / call.blocks, 1),
                                                     narrow_bytes_of_block(blocks) - filters);
         call.weights_at = filters > 0 ? bytes : 0;
         return bytes > 0 && start_kernel(narrow_row_images<Row, Shape, runs>, narrow_rows_threads, bytes + filters,
@@ -184,9 +179,6 @@ class ImagesLaunch {
 
     // Those of 64 channels, if they can be copied to shared memory at once.
     int bytes_of_filters() const {
-#ifdef NARROW_IN_PLACE
-        return 0;
-#endif
         const std::int64_t of_channel = std::int64_t{call.filter_elements} * sizeof(T);
         const bool dense = call.stride_weight == call.filter_elements && call.channels * of_channel % 16 == 0;
         const bool aligned = reinterpret_cast<std::uintptr_t>(call.weight) % 16 == 0;
@@ -217,7 +209,7 @@ class ImagesLaunch {
                                            down.spread * row, down.count, call.stride_result, call.images_count,
                                            box_width, box_height);
         const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
-        status = start_narrow(kernel, call, threads, bytes, patches * call.blocks, 1, stream);
+        status = start_narrow(kernel, call, threads, bytes, patches * call.blocks, stream);
         return true;
     }
 
@@ -253,21 +245,11 @@ class GradientsLaunch {
     template <class Shape>
     bool start() {
         if (!is_shape<Shape>(call)) return false;
-        if constexpr (Shape::down * Shape::across <= 25)
-            if (call.width.count > narrow_run && start_rows<Shape, 2>()) return true;
-        return start_rows<Shape, 1>();
-    }
-
-    template <class Shape, int runs>
-    bool start_rows() {
-        constexpr int blocks = narrow_row_gradients_blocks<Shape>;
         call.item_columns = 2 * Shape::steps;
-        const int bytes = choose_strip<Shape, runs>(call, true, std::max(blocks * processors / call.blocks, 1),
-                                                    narrow_bytes_of_block(blocks));
+        constexpr int blocks = narrow_gradients_blocks<Shape>;
+        const int bytes = choose(Shape::runs, Shape::rows, 0, narrow_bytes / blocks);
         if (bytes == 0) return false;
-        const int sums = Shape::down * Shape::steps * narrow_rows_warps * 512;
-        status = start(narrow_row_gradients<Row, Shape, runs>, narrow_rows_threads, std::max(bytes, sums), blocks,
-                       narrow_cluster, call.columns, 1);
+        status = start(narrow_gradients<Row, Shape>, narrow_gradients_threads, bytes, blocks);
         return true;
     }
 
@@ -275,16 +257,15 @@ class GradientsLaunch {
         call.item_columns = call.width.taps;
         const int items = call.height.taps * call.width.taps * narrow_eights(call.of_group);
         const std::int64_t sums = std::int64_t{narrow_pairs(call)} * 512 * 8 + items * std::int64_t{sizeof(NarrowItem)};
-        const int bytes = choose(narrow_gradients_any_runs, sums, narrow_bytes);
-        if (bytes == 0) return CATALOG_BAD_ARGUMENT;
+        const int bytes = choose(narrow_gradients_any_runs, 0, sums, narrow_bytes);
         // One block a processor: its registers are all in use.
-        return start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1, 1, call.columns, call.rows);
+        return bytes == 0 ? CATALOG_BAD_ARGUMENT : start(narrow_gradients_any<Row>, narrow_gradients_any_threads, bytes, 1);
     }
 
-    // Chooses the patch and the stages. Returns their bytes with `more`, or 0.
-    int choose(int runs, std::int64_t more, int most) {
+    // Chooses the patch, with at least `least_rows` rows of images, and the stages. Returns their bytes with `more`, or 0.
+    int choose(int runs, int least_rows, std::int64_t more, int most) {
         const auto bytes_of = [&] {
-            const std::int64_t images = std::int64_t{call.loaded_height} * call.pitch * 128;
+            const std::int64_t images = std::int64_t{std::max(call.loaded_height, least_rows)} * call.pitch * 128;
             const std::int64_t stage = images + call.rows * call.segments * narrow_run * 128;
             call.stages = narrow_stages * stage + more <= most ? narrow_stages : 1;
             call.images_bytes = static_cast<int>(images);
@@ -294,27 +275,24 @@ class GradientsLaunch {
         return choose_patch(call, runs, most, bytes_of);
     }
 
-    // A block computes with others a part of the patches: `together` blocks, of `blocks` of a processor.
     template <class Kernel>
-    catalog_status start(Kernel kernel, int threads, int bytes, int blocks, int together, int box_width, int box_height) {
-        if (!map_images<T>(call) || !map_gradient(box_width, box_height)) return CATALOG_BAD_ARGUMENT;
+    catalog_status start(Kernel kernel, int threads, int bytes, int blocks) {
+        if (!map_images<T>(call) || !map_gradient()) return CATALOG_BAD_ARGUMENT;
         const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
         if (patches > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
-        const std::int64_t at_a_time = std::min<std::int64_t>(blocks * processors / call.blocks, patches);
-        call.parts = static_cast<int>(std::max<std::int64_t>(at_a_time / together, 1));
         call.by_pairs = NarrowDivider::of(narrow_pairs(call));
         call.by_item_columns = NarrowDivider::of(call.item_columns);
+        call.parts = static_cast<int>(std::clamp<std::int64_t>(blocks * processors / call.blocks, 1, patches));
         return with_parts<NarrowSums<Row>>(call, device, stream, [&] {
-            const std::int64_t all = std::int64_t{call.parts} * call.blocks * together;
-            return start_narrow(kernel, call, threads, bytes, all, together, stream);
+            return start_narrow(kernel, call, threads, bytes, std::int64_t{call.parts} * call.blocks, stream);
         });
     }
 
-    bool map_gradient(int box_width, int box_height) {
+    bool map_gradient() {
         const std::int64_t channels = call.gradient_channels;
         return map_positions<T>(call.gradient_map, static_cast<const T*>(call.gradient), call.gradient_channels, channels,
                                 call.width.count, channels * call.width.count, call.height.count, call.stride_gradient,
-                                call.images_count, box_width, box_height);
+                                call.images_count, call.segments * narrow_run, call.rows);
     }
 
     NarrowCall call;

@@ -65,7 +65,7 @@ __device__ __forceinline__ void narrow_repair_slot(const NarrowCall& call, const
 
 // Stores the results of a slot of a strip from shared memory. By a warp.
 template <class Row, class Shape>
-__device__ __forceinline__ void narrow_store_slot(const NarrowCall& call, const NarrowRing<Shape>& ring,
+__device__ __forceinline__ void narrow_store_slot(const NarrowCall& call, const NarrowRowRing<Shape>& ring,
                                                   const NarrowStrip<Shape>& strip, std::uint32_t slot, int first,
                                                   int channel, const char* memory) {
 #pragma unroll 1
@@ -83,7 +83,7 @@ __device__ __forceinline__ void narrow_store_slot(const NarrowCall& call, const 
 
 // Stores results and loads the images for which there was no room. By a warp.
 template <class Row, class Shape>
-__device__ __forceinline__ void narrow_copy_rows(const NarrowCall& call, const NarrowRing<Shape>& ring,
+__device__ __forceinline__ void narrow_copy_rows(const NarrowCall& call, const NarrowRowRing<Shape>& ring,
                                                  const NarrowStrip<Shape>& strip, int channel, const char* memory) {
     constexpr int of_slot = NarrowRows<Shape>::of_slot;
     NarrowSlot slot;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void narrow_copy_rows(const NarrowCall& call, const N
         if (const int next = i - 1 + call.stages; i > 0 && next < strip.slots) {
             bulk_wait_read<1>();
             __syncwarp();
-            if (threadIdx.x % 32 == 0) ring.template load<false>(call, strip, last, next * of_slot, channel);
+            if (threadIdx.x % 32 == 0) ring.load(call, strip, last, next * of_slot, channel);
         }
         last = slot.index;
         slot.advance(call);
@@ -112,32 +112,27 @@ __device__ __forceinline__ void narrow_load_filters(const NarrowCall& call, std:
               barrier);
 }
 
-#ifndef NARROW_BLOCKS
-#define NARROW_BLOCKS 2
-#endif
-// Blocks of a processor.
-template <class Shape, int runs>
-inline constexpr int narrow_row_images_blocks = Shape::down * Shape::across <= 9    ? NARROW_BLOCKS
-                                                : Shape::down * Shape::across <= 25 ? 2
-                                                                                    : 1;
+// Blocks of a processor: a thread keeps a weight of each element.
+template <class Shape>
+inline constexpr int narrow_row_images_blocks = Shape::down * Shape::across <= 25 ? 2 : 1;
 
 // Whether there are registers for the sums of two runs.
 template <class Shape>
 inline constexpr bool narrow_takes_two_runs =
-    narrow_row_images_blocks<Shape, 2> == 1 || NarrowRows<Shape>::kept * 8 + Shape::down * Shape::across <= 60;
+    narrow_row_images_blocks<Shape> == 1 || NarrowRows<Shape>::kept * 8 + Shape::down * Shape::across <= 60;
 
 // Grid: 64 channels, patches.
 template <class Row, class Shape, int runs>
-__global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape, runs>) void narrow_row_images(
+__global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape>) void narrow_row_images(
     const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
     using Rows = NarrowRows<Shape>;
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t barriers[2 * narrow_slots + 1];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const int index = call.by_blocks.quotient(static_cast<int>(blockIdx.x));
+    const int index = static_cast<int>(blockIdx.x) / call.by_blocks;
     const int first_channel = (static_cast<int>(blockIdx.x) - index * call.blocks) * narrow_channels;
-    const NarrowRing<Shape> ring(memory, barriers);
+    const NarrowRowRing<Shape> ring(memory, barriers);
     const NarrowStrip<Shape> strip(call, index);
     // Filters first: requests of all blocks queue up, and nothing begins without filters.
     const std::uint32_t filters_loaded = shared_address(barriers + 2 * narrow_slots);
@@ -154,7 +149,7 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
             if (call.weights_at > 0) narrow_load_filters(call, ring.memory + call.weights_at, filters_loaded, first_channel);
 #pragma unroll 1
             for (int i = 0; i < min(call.stages, strip.slots); ++i)
-                ring.template load<false>(call, strip, i, i * Rows::of_slot, first_channel);
+                ring.load(call, strip, i, i * Rows::of_slot, first_channel);
             if (call.tma_stores) tma_prefetch_map(&call.result_map);
         }
         __syncwarp();

@@ -31,7 +31,7 @@ struct NarrowStrip : NarrowPatch {
     int rows, met, slots;  // of positions, of images, of these in slots
 
     __device__ __forceinline__ NarrowStrip(const NarrowCall& call, int index)
-        : NarrowPatch(call, index),
+        : NarrowPatch(call, index, call.by_patches_across, call.by_patches_down),
           rows(min(call.rows, call.height.count - row)),
           met((rows - 1) * Shape::step + Shape::down),
           slots((met + NarrowRows<Shape>::of_slot - 1) / NarrowRows<Shape>::of_slot) {}
@@ -48,13 +48,13 @@ struct NarrowSlot {
 
 // The ring: slots of rows, and barriers for when they are loaded and when all warps have done with them.
 template <class Shape>
-class NarrowRing {
+class NarrowRowRing {
     static constexpr int of_slot = NarrowRows<Shape>::of_slot;
 
    public:
     const std::uint32_t memory, barriers;
 
-    __device__ __forceinline__ NarrowRing(const void* memory, const void* barriers)
+    __device__ __forceinline__ NarrowRowRing(const void* memory, const void* barriers)
         : memory(shared_address(memory)), barriers(shared_address(barriers)) {}
 
     // By one thread; a barrier of the block follows.
@@ -74,23 +74,16 @@ class NarrowRing {
         return memory + (slot * of_slot + row) * call.row_bytes;
     }
 
-    // Loads rows of images from row `first` of a strip on. With `gradient`, also rows of it, each behind that of the images.
-    template <bool gradient>
+    // Loads rows of images from row `first` of a strip on.
     __device__ __forceinline__ void load(const NarrowCall& call, const NarrowStrip<Shape>& strip, std::uint32_t slot,
                                          int first, int channel) const {
         const int top = call.height.origin + Shape::step * strip.row + call.height.lowest() + first;
         const int left = call.width.origin + Shape::step * strip.column + call.width.lowest();
-        const int rows = min(of_slot, strip.met - first), at = first / Shape::step;
-        const std::uint32_t barrier = loaded(slot);
-        const int of_gradient = gradient ? max(min(of_slot / Shape::step, strip.rows - at), 0) : 0;
-        barrier_arrive_expect(barrier, (rows * call.box_width + of_gradient * call.columns) * 128);
+        const int rows = min(of_slot, strip.met - first);
+        barrier_arrive_expect(loaded(slot), rows * call.box_width * 128);
 #pragma unroll 1
         for (int i = 0; i < rows; ++i)
-            tma_load(row(call, slot, i), &call.images_map, barrier, channel, left, top + i, strip.image);
-#pragma unroll 1
-        for (int i = 0; i < of_gradient; ++i)
-            tma_load(row(call, slot, i * Shape::step) + call.images_bytes, &call.gradient_map, barrier, channel,
-                     strip.column, strip.row + at + i, strip.image);
+            tma_load(row(call, slot, i), &call.images_map, loaded(slot), channel, left, top + i, strip.image);
     }
 };
 

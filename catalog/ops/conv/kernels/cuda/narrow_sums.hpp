@@ -8,7 +8,7 @@
 
 namespace catalog::cuda {
 
-inline constexpr int sums_threads = 256;
+inline constexpr int sums_threads = 512;
 inline constexpr int sums_of_block = 32;
 
 // Adds the sums of all parts, always in the same order, and rounds them: `Sums` knows how many a part has, four at a time,

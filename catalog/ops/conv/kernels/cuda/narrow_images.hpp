@@ -2,7 +2,8 @@
 //
 // A warp computes 8 channels of all positions of a patch, by matrix instructions of 16 positions and 8 output channels.
 // The depth is 8 input channels at one element of the filter, or at each of two neighbours. Usual filters have kernels of
-// their own: a row of the patch's images is loaded into registers once, for all rows of the result that it meets.
+// their own: here those of groups of more than 8 channels, which load a row of the patch's images into registers once, for
+// all rows of the result that it meets; the others are in narrow_row_images.hpp.
 //
 // Of groups of fewer than 8, channels of other groups are multiplied by zero. Where one of those is not finite, the sum is
 // not a number: such sums are computed again, from the channels of the group alone.

@@ -61,8 +61,8 @@ inline int choose_patch(NarrowCall& call, int runs, int most, Bytes bytes_of) {
     return 0;
 }
 
-// Sets the sizes of patches whose rows stream through shared memory: `at_a_time` run at the same time, each in at most `most`
-// bytes. Returns the bytes, or 0.
+// Sets the sizes of patches whose rows stream through shared memory: `at_a_time` run at the same time, each in at most
+// `most` bytes. Returns the bytes, or 0.
 template <class Shape, int runs>
 inline int choose_strip(NarrowCall& call, std::int64_t at_a_time, int most) {
     using Rows = NarrowRows<Shape>;
@@ -74,7 +74,7 @@ inline int choose_strip(NarrowCall& call, std::int64_t at_a_time, int most) {
     call.pitch = eight(std::max(call.box_width, positions));
     call.row_bytes = call.pitch * 128;
     call.patches_across = static_cast<int>(parts(call.width.count, call.columns));
-    // Few rows are met twice, and a block needs a while until it computes.
+    // Patches that all run at once are fastest; pieces meet some rows twice, and a block needs a while until it computes.
     std::int64_t least = INT64_MAX;
     for (int pieces = 1; pieces <= std::min(call.height.count, 16); ++pieces) {
         const int rows = static_cast<int>(parts(call.height.count, pieces));

@@ -173,7 +173,8 @@ __global__ __launch_bounds__(narrow_rows_threads, narrow_row_images_blocks<Shape
     std::uint32_t b[Shape::down * Shape::across];
     const void* filters = call.weight;
     if (call.weights_at > 0) {
-        filters = memory + call.weights_at - first_channel * call.filter_elements * std::int64_t{sizeof(T)};
+        const std::int64_t first = std::int64_t{first_channel} * call.filter_elements;  // the copy begins with it
+        filters = memory + call.weights_at - first * std::int64_t{sizeof(T)};
         barrier_wait(filters_loaded, 0);
     }
     narrow_read_weights<Row>(b, call, filters, first_to, 0, NarrowPlaces<Shape>(call));

@@ -2,8 +2,8 @@
 //
 // A warp computes 8 channels of all positions of a patch, by matrix instructions of 16 positions and 8 output channels.
 // The depth is 8 input channels at one element of the filter, or at each of two neighbours. Usual filters have kernels of
-// their own: here those of groups of more than 8 channels, which load a row of the patch's images into registers once, for
-// all rows of the result that it meets; the others are in narrow_row_images.hpp.
+// their own: a row of the patch's images is loaded into registers once, for all rows of the result that it meets. Those of
+// large images of groups of at most 8 channels are in narrow_row_images.hpp.
 //
 // Of groups of fewer than 8, channels of other groups are multiplied by zero. Where one of those is not finite, the sum is
 // not a number: such sums are computed again, from the channels of the group alone.
@@ -164,26 +164,24 @@ __device__ __forceinline__ float narrow_sum(const NarrowCall& call, int image, i
     return sum;
 }
 
-// Computes sums that are not numbers again: those of runs from a position on, each `down` and `across` from the last.
-template <class Row, int runs>
-__device__ __forceinline__ void narrow_repair(float (&sums)[runs][4], const NarrowCall& call, int image, int row,
-                                              int column, int down, int across, int first_channel) {
-    float all = 0;
-#pragma unroll
-    for (int i = 0; i < 4 * runs; ++i) all += sums[i / 4][i % 4];
-    if (!isnan(all)) return;
+// Computes sums that are not numbers again.
+template <class Row>
+__device__ __forceinline__ void narrow_repair(NarrowImagesSums& sums, const NarrowCall& call, const NarrowPatch& patch,
+                                              int first_channel) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     std::uint32_t wrong = 0;  // a bit for each sum
 #pragma unroll
-    for (int i = 0; i < 4 * runs; ++i) wrong |= isnan(sums[i / 4][i % 4]) ? 1u << i : 0;
+    for (int i = 0; i < 4 * narrow_images_runs; ++i) wrong |= isnan(sums[i / 4][i % 4]) ? 1u << i : 0;
 #pragma unroll 1
     for (; wrong != 0; wrong &= wrong - 1) {
         const int which = __ffs(wrong) - 1, run = which / 4, channel = first_channel + lane % 4 * 2 + which % 2;
-        const int y = row + run * down, x = column + run * across + lane / 4 + which % 4 / 2 * 8;
-        if (y >= call.height.count || x >= call.width.count || channel >= call.channels) continue;
-        const float sum = narrow_sum<Row>(call, image, y, x, channel);
+        const int y = patch.row + (call.rows > 1 ? run : 0);
+        const int x = patch.column + (call.rows > 1 ? 0 : run * narrow_run) + lane / 4 + which % 4 / 2 * 8;
+        if (run >= call.rows * call.segments || y >= call.height.count || x >= call.width.count) continue;
+        if (channel >= call.channels) continue;
+        const float sum = narrow_sum<Row>(call, patch.image, y, x, channel);
 #pragma unroll
-        for (int i = 0; i < 4 * runs; ++i)
+        for (int i = 0; i < 4 * narrow_images_runs; ++i)
             if (i == which) sums[i / 4][i % 4] = sum;
     }
 }
@@ -208,13 +206,15 @@ __device__ __forceinline__ void narrow_store(const NarrowCall& call, const char*
     }
 }
 
-// Blocks of a processor, at least: a thread keeps a weight of each element.
-template <class Shape>
-inline constexpr int narrow_images_blocks = Shape::down * Shape::across * Shape::step <= 25 ? 2 : 1;
+// Blocks of a processor, at least: a thread keeps a weight of each element. With a step, patches are large.
+template <class Shape, bool deep>
+inline constexpr int narrow_images_blocks = Shape::down * Shape::across <= 9 && Shape::step < 2 && !deep ? 3
+                                            : Shape::down * Shape::across * (deep ? Shape::step : 1) <= 25 ? 2
+                                                                                                           : 1;
 
-// Grid: 64 channels, patches.
-template <class Row, class Shape>
-__global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>) void narrow_images(
+// Grid: 64 channels, patches. `deep`: groups may have more than 8 channels.
+template <class Row, class Shape, bool deep>
+__global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape, deep>) void narrow_images(
     const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
     extern __shared__ __align__(1024) char memory[];
@@ -235,7 +235,7 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>)
     const int first_to = first_channel + warp * 8;
     const auto wait = [&] { barrier_wait(barrier, 0); };
     float sums[narrow_images_runs][4] = {};
-    const int eights = narrow_eights(call.of_group), first_eight = warp / eights * eights;
+    const int eights = deep ? narrow_eights(call.of_group) : 1, first_eight = warp / eights * eights;
 #pragma unroll 1
     for (int eight = 0; eight < eights; ++eight)
         if constexpr (Shape::down > 0) {
@@ -244,11 +244,8 @@ __global__ __launch_bounds__(narrow_images_threads, narrow_images_blocks<Shape>)
             wait();
             narrow_multiply_any<Row>(sums, call, images, first_to, first_eight, eight);
         }
-    if (Shape::down == 0 && call.of_group < 8) {
-        const NarrowPatch patch(call, index);
-        const bool flat = call.rows == 1;
-        narrow_repair<Row>(sums, call, patch.image, patch.row, patch.column, flat ? 0 : 1, flat ? narrow_run : 0, first_to);
-    }
+    if ((!deep || Shape::down == 0) && call.of_group < 8)
+        narrow_repair<Row>(sums, call, NarrowPatch(call, index), first_to);
 
     __syncthreads();  // the images were read: results take their place
 #pragma unroll

@@ -20,6 +20,7 @@ from catalog.schema.kernel import Kernel
 need_gpu()
 
 PARTS, DRAWN = 12, 8
+PER_AXIS = ("size", "filter", "pad", "stride", "dilation")
 SIZES = {1: (1037,), 2: (37, 29), 3: (9, 11, 13)}
 LARGER: tuple[dict[str, Any], ...] = (
     {"n": 3, "c": 128, "k": 200, "pad": 1},
@@ -48,8 +49,13 @@ NARROW: tuple[dict[str, Any], ...] = (
     {"n": 2, "c": 72, "k": 72, "g": 36, "filter": 5, "pad": 2},
     {"n": 2, "c": 144, "k": 144, "g": 144, "filter": 5, "pad": 2, "stride": 2},
     {"n": 2, "c": 80, "k": 80, "g": 80, "filter": 7, "pad": 3},
+    {"n": 33, "c": 512, "k": 512, "g": 128, "pad": 1},
+    {"n": 3, "c": 128, "k": 128, "g": 32, "pad": 1, "size": 15},
+    {"n": 3, "c": 72, "k": 72, "g": 72, "filter": 5, "pad": 2, "size": 17},
 )
-"""Several patches of several blocks of 64 channels; filters that have kernels of their own."""
+"""Several patches of several blocks of 64 channels; filters that have kernels of their own; strips with more rows than
+shared memory holds, and images so small that their rows do not stream.
+"""
 
 OF_SEVERAL_TILES = {"sm90_wgmma": LARGER, "sm90_halo": HALO, "sm90_narrow": NARROW}
 
@@ -78,10 +84,10 @@ def larger(kernel: Kernel) -> Iterator[ConvProblem]:
     ndim = signature.ndim
     for sizes in OF_SEVERAL_TILES[kernel.algorithm.pipeline]:
         fields = {
-            name: (value,) * ndim if name in ("filter", "pad", "stride", "dilation") else value
-            for name, value in ({"filter": 3} | sizes).items()
+            name: (value,) * ndim if isinstance(value, int) and name in PER_AXIS else value
+            for name, value in ({"filter": 3, "size": SIZES[ndim]} | sizes).items()
         }
-        yield ConvProblem(direction=signature.direction.value, dtype=signature.dtype.value, size=SIZES[ndim], **fields)
+        yield ConvProblem(direction=signature.direction.value, dtype=signature.dtype.value, **fields)
 
 
 def answers(catalog: Catalog, kernel: Kernel, problem: ConvProblem) -> bool:
@@ -107,11 +113,14 @@ def test_random_problems_of_every_tile_and_direction(catalog: Catalog, number: i
     assert not failed, failed[:5]
 
 
+@pytest.mark.parametrize("size", [(13, 21), (25, 21)], ids=["patches", "rows"])
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("direction", ["forward", "bwd_data", "bwd_weight"])
-def test_what_is_not_finite_stays_in_its_group(catalog: Catalog, direction: str, width: int) -> None:
+def test_what_is_not_finite_stays_in_its_group(
+    catalog: Catalog, direction: str, width: int, size: tuple[int, int]
+) -> None:
     """Matrix instructions multiply channels of other groups by zero, which is not a number for infinity."""
-    axes = {"size": (13, 21), "filter": (3, 3), "pad": (1, 1)}
+    axes = {"size": size, "filter": (3, 3), "pad": (1, 1)}
     problem = ConvProblem(direction=direction, dtype="bf16", n=2, c=64, k=64, g=64 // width, **axes)
     (kernel,) = rows(
         catalog, f"pipeline = 'sm90_narrow' AND ndim = 2 AND dtype = 'bf16' AND direction = '{direction}'", ARCH
@@ -125,7 +134,7 @@ def test_what_is_not_finite_stays_in_its_group(catalog: Catalog, direction: str,
     if direction == "bwd_weight":
         assert np.isfinite(result[others]).all()
     else:
-        met = np.zeros((13, 21), bool)
+        met = np.zeros(size, bool)
         met[4:7, 6:9] = True
         assert np.isfinite(result[0]).all()
         assert np.isfinite(result[1][~met]).all()

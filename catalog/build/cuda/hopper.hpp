@@ -260,6 +260,11 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                  : "memory");
 }
 
+// Two matrices, of which lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t r0, std::uint32_t r1) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r0), "r"(r1) : "memory");
+}
+
 __device__ __forceinline__ void store_matrices_transposed(std::uint32_t address, std::uint32_t r0, std::uint32_t r1,
                                                           std::uint32_t r2, std::uint32_t r3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),

@@ -17,6 +17,9 @@ namespace catalog::cuda {
 inline constexpr int narrow_channels = 64, narrow_run = 16;
 inline constexpr int narrow_bytes = 224 * 1024;  // of shared memory, at most
 
+// What each of some blocks of a processor may have. It has 228 KiB, and a block needs two for barriers and what CUDA keeps.
+constexpr int narrow_bytes_of_block(int blocks) { return blocks == 1 ? narrow_bytes : (228 / blocks - 2) * 1024; }
+
 // One of height and width.
 struct NarrowAxis {
     int count, first, spread;  // position i is at first + spread * i in the result
@@ -25,6 +28,25 @@ struct NarrowAxis {
 
     // Of apart * j.
     __device__ __forceinline__ int lowest() const { return apart < 0 ? apart * (taps - 1) : 0; }
+};
+
+// Divides numbers below 2^31 by what only a launch knows, in few instructions: a block that starts waits for each line of
+// its code. Kernels whose registers are all in use divide as usual, which occupies fewer.
+struct NarrowDivider {
+    std::uint32_t factor;
+    int shift;
+
+    static NarrowDivider of(int divisor) {
+        int shift = 0;
+        while (std::int64_t{1} << shift < divisor) ++shift;
+        const std::uint64_t more = (std::uint64_t{1} << shift) - static_cast<std::uint64_t>(divisor);
+        return {static_cast<std::uint32_t>((more << 32) / static_cast<std::uint64_t>(divisor) + 1), shift};
+    }
+
+    friend __device__ __forceinline__ int operator/(int number, const NarrowDivider& by) {
+        const auto n = static_cast<std::uint32_t>(number);
+        return static_cast<int>((__umulhi(by.factor, n) + n) >> by.shift);
+    }
 };
 
 // The tensors of a launch.
@@ -40,16 +62,22 @@ struct NarrowTensors {
     int images_count;
     int blocks;  // of channels
     int parts;   // bwd_weight: blocks that share channels
+    int filter_elements;  // of an output channel
+    bool even_weights;    // pairs of them are aligned
 };
 
 struct NarrowCall : NarrowTensors {
     CUtensorMap images_map, gradient_map, result_map;  // boxes of 64 channels
     int rows, segments;          // of a patch: runs of 16 positions; one of them is 1
+    int columns;                 // from a patch to the next one across
     int run_step;                // from run to run, in positions of shared memory
     int patches_down, patches_across;
+    NarrowDivider by_blocks, by_patches_down, by_patches_across, by_pairs, by_item_columns;
     int loaded_height, pitch;    // of a patch's images; positions from row to row in shared memory
     int box_height, box_width;   // of a load of images
     int stages, images_bytes, stage_bytes;   // bwd_weight: patches in shared memory, and bytes of one
+    int row_bytes;               // rows that stream: of one of images
+    int weights_at;              // bytes before the copy of 64 filters in shared memory; 0: there is none
     int item_columns;            // bwd_weight: of a row of the filter, with what its sums have behind them
     bool tma_stores;             // TMA can write the result
 };
@@ -58,10 +86,15 @@ struct NarrowCall : NarrowTensors {
 struct NarrowPatch {
     int image, row, column;  // of its first position
 
-    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index) {
-        const int next = index / call.patches_across;
-        column = (index - next * call.patches_across) * call.segments * narrow_run;
-        image = next / call.patches_down;
+    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index)
+        : NarrowPatch(call, index, call.patches_across, call.patches_down) {}
+
+    // `across` and `down` are those of the call, or divide by them.
+    template <class Divisor>
+    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index, const Divisor& across, const Divisor& down) {
+        const int next = index / across;
+        column = (index - next * call.patches_across) * call.columns;
+        image = next / down;
         row = (next - image * call.patches_down) * call.rows;
     }
 };

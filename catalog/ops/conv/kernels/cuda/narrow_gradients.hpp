@@ -150,6 +150,7 @@ inline constexpr int narrow_gradients_blocks = Shape::down * Shape::steps <= 15 
 template <class Row, class Shape>
 __global__ __launch_bounds__(narrow_gradients_threads, narrow_gradients_blocks<Shape>) void narrow_gradients(
     const __grid_constant__ NarrowCall call) {
+    let_next_kernel_start();
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t loaded[narrow_stages];
     const int part = static_cast<int>(blockIdx.x) / call.blocks, block = static_cast<int>(blockIdx.x) - part * call.blocks;
@@ -200,6 +201,7 @@ template <class Row>
 __global__ __launch_bounds__(narrow_gradients_any_threads, 1) void narrow_gradients_any(
     const __grid_constant__ NarrowCall call) {
     using T = typename Row::dtype;
+    let_next_kernel_start();
     extern __shared__ __align__(1024) char memory[];
     __shared__ std::uint64_t loaded[narrow_stages];
     const int part = static_cast<int>(blockIdx.x) / call.blocks, block = static_cast<int>(blockIdx.x) - part * call.blocks;
@@ -261,17 +263,19 @@ struct NarrowSums {
 
     static __device__ __forceinline__ void store(const NarrowCall& call, int place, const float (&sum)[4]) {
         using T = typename Row::dtype;
-        const int eights = narrow_eights(call.of_group), pairs = narrow_pairs(call);
-        const int lane = place % 32, of_lane = place / 32, eight_out = of_lane / pairs, pair = of_lane - eight_out * pairs;
+        const int log_eights = __ffs(narrow_eights(call.of_group)) - 1;
+        const int lane = place % 32, of_lane = place / 32, eight_out = of_lane / call.by_pairs;
+        const int pair = of_lane - eight_out * narrow_pairs(call);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int item = 2 * pair + i / 2, in_eight = lane % 4 * 2 + i % 2, to = eight_out * 8 + in_eight;
-            const int tap = item / eights, row = tap / call.item_columns, column = tap - row * call.item_columns;
+            const int tap = item >> log_eights, row = tap / call.by_item_columns;
+            const int column = tap - row * call.item_columns;
             if (row >= call.height.taps || column >= call.width.taps || to >= call.channels) continue;
-            int from = (item - tap * eights) * 8 + lane / 4;
+            int from = (item - (tap << log_eights)) * 8 + lane / 4;
             if (call.of_group < 8) {
-                if (from / call.of_group != in_eight / call.of_group) continue;  // of another group
-                from %= call.of_group;
+                if (((from ^ in_eight) & -call.of_group) != 0) continue;  // of another group
+                from &= call.of_group - 1;
             }
             static_cast<T*>(call.result)[to * call.stride_weight + narrow_element(call, row, column) * call.of_group +
                                          from] = T(sum[i]);

@@ -62,7 +62,7 @@ class NarrowLaunch {
                            int device) const {
         const NarrowTensors tensors = describe(window, x, y, w);
         if constexpr (!weighs)
-            return ImagesLaunch<Row>(tensors, stream).run();
+            return ImagesLaunch<Row>(tensors, processors, stream).run();
         else
             return GradientsLaunch<Row>(tensors, processors, device, stream).run();
     }
@@ -74,6 +74,7 @@ class NarrowLaunch {
         const catalog_tensor& result = weighs ? args.weight : direction == Direction::forward ? args.output : args.input;
         const std::int32_t* const extents = direction == Direction::forward ? of.out : of.size;
         tensors.images = images.data;
+        tensors.of_group = static_cast<int>(args.c / args.g);
         tensors.stride_images = images.stride;
         tensors.image_channels = static_cast<int>(images.all_channels);
         tensors.gradient = y.data;
@@ -81,12 +82,14 @@ class NarrowLaunch {
         tensors.gradient_channels = static_cast<int>(y.all_channels);
         tensors.weight = w.data;
         tensors.stride_weight = w.stride;
+        tensors.filter_elements = static_cast<int>(of.taps()) * tensors.of_group;
+        const bool even = w.stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 4 == 0;
+        tensors.even_weights = even && tensors.of_group > 1;
         tensors.result = result.data;
         tensors.stride_result = result.stride_first;
         tensors.height = axis_of(window.axis[1]);
         tensors.width = axis_of(window.axis[2]);
         tensors.channels = static_cast<int>(args.c);
-        tensors.of_group = static_cast<int>(args.c / args.g);
         tensors.filter_width = of.filter[2];
         tensors.result_width = extents[2];
         tensors.images_count = static_cast<int>(args.n);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/block.hpp"
+#include "cuda/kernel_launch.hpp"
 #include "cuda/scratch.hpp"
 
 namespace catalog::cuda {
@@ -16,6 +16,7 @@ inline constexpr int sums_of_block = 32;
 template <class Sums>
 __global__ __launch_bounds__(sums_threads) void narrow_add_parts(const __grid_constant__ typename Sums::Call call) {
     constexpr int warps = sums_threads / 32;
+    wait_for_last_kernel();
     __shared__ float4 of_warp[warps][sums_of_block];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int all = Sums::count(call), place = static_cast<int>(blockIdx.x) * sums_of_block + lane;
@@ -32,17 +33,17 @@ __global__ __launch_bounds__(sums_threads) void narrow_add_parts(const __grid_co
     Sums::store(call, place, sum);
 }
 
-// Runs start(), whose blocks write the sums of call.parts parts, and adds them.
-template <class Sums, class Start>
-inline catalog_status with_parts(typename Sums::Call& call, int device, cudaStream_t stream, Start start) {
+// Runs launch(), whose blocks write the sums of call.parts parts, and adds them. The blocks call let_next_kernel_start().
+template <class Sums, class Launch>
+inline catalog_status with_parts(typename Sums::Call& call, int device, cudaStream_t stream, Launch launch) {
     const int all = Sums::count(call);
     const Scratch room(std::int64_t{all} * call.parts * static_cast<std::int64_t>(sizeof(float4)), device, stream);
     if (!room.data) return launched(), CATALOG_NO_MEMORY;
     call.sums = static_cast<float*>(room.data);
-    if (const catalog_status status = start(); status != CATALOG_OK) return status;
+    if (const catalog_status status = launch(); status != CATALOG_OK) return status;
     const int blocks = (all + sums_of_block - 1) / sums_of_block;
-    narrow_add_parts<Sums><<<static_cast<unsigned>(blocks), sums_threads, 0, stream>>>(call);
-    return launched();
+    return KernelLaunch(static_cast<unsigned>(blocks), sums_threads, 0, stream, Start::early)
+        .run(narrow_add_parts<Sums>, call);
 }
 
 }  // namespace catalog::cuda

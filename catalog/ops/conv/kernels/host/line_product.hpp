@@ -89,11 +89,6 @@ class LineProduct {
     }
 
    private:
-    static std::int64_t evenly(std::int64_t count, std::int64_t most) {
-        const std::int64_t pieces = (count + most - 1) / most;
-        return (count + pieces - 1) / pieces;
-    }
-
     // Chunks of about tile_m positions; smaller ones, if threads have few.
     void divide() {
         constexpr int items_per_thread = 4;
@@ -127,18 +122,10 @@ class LineProduct {
     }
 
     Chunk chunk_of(std::int64_t index) const {
-        const auto next = [&](std::int64_t pieces) {
-            const std::int64_t at = index % pieces;
-            index /= pieces;
-            return at;
-        };
-        const auto range = [](std::int64_t at, std::int64_t size, std::int64_t count) {
-            return Range{at * size, std::min((at + 1) * size, count)};
-        };
-        const std::int64_t column = next(across) * channels;
-        const Range of_columns = range(next(column_pieces), columns, of_w.count);
-        const Range of_rows = range(next(row_pieces), rows, of_h.count);
-        const std::int64_t plane = next(of_d.count), image = next(args.n);
+        const std::int64_t column = take_from(index, across) * channels;
+        const Range of_columns = piece_of(take_from(index, column_pieces), columns, of_w.count);
+        const Range of_rows = piece_of(take_from(index, row_pieces), rows, of_h.count);
+        const std::int64_t plane = take_from(index, of_d.count), image = take_from(index, args.n);
         return {index, image, plane, column, of_rows, of_columns, static_cast<int>(std::min(channels, made - column))};
     }
 

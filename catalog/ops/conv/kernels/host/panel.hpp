@@ -73,7 +73,8 @@ class WindowProduct {
     static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n, tile_k = Row::tile_k;
     static constexpr std::int64_t a_step = Block::a_step;
-    // Whether the result is rows of channels, which may be stored panel by panel: registers store whole lines themselves.
+    // Whether the result is rows of channels, which may be stored without being summed up in memory first. Panels of one vector
+    // would not be whole lines.
     static constexpr bool makes_rows = last && direction != Direction::bwd_weight && (Row::in_tiles || panel > lanes);
     // The depth up to which rows of a matrix are multiplied in place: longer ones come from memory too late.
     static constexpr int most_in_place = Row::in_tiles ? 512 : 128;

@@ -109,11 +109,6 @@ class ShiftedGradients {
     }
 
    private:
-    static std::int64_t evenly(std::int64_t count, std::int64_t most) {
-        const std::int64_t pieces = (count + most - 1) / most;
-        return (count + pieces - 1) / pieces;
-    }
-
     std::int64_t sums_of_tile() const { return taps * of_down * of_across * area; }
     std::int64_t slices_of_tap() const { return of_down * of_across * (block / tile_rows); }
 
@@ -182,18 +177,10 @@ class ShiftedGradients {
     }
 
     Chunk chunk_of(std::int64_t index) const {
-        const auto next = [&](std::int64_t pieces) {
-            const std::int64_t at = index % pieces;
-            index /= pieces;
-            return at;
-        };
-        const auto range = [](std::int64_t at, std::int64_t size, std::int64_t count) {
-            return Range{at * size, std::min((at + 1) * size, count)};
-        };
-        const Range of_w = range(next(column_pieces), columns, window.axis[2].count);
-        const Range of_h = range(next(row_pieces), rows, window.axis[1].count);
-        const std::int64_t plane = next(window.axis[0].count);
-        return {range(index, images, args.n), of_h, of_w, plane};
+        const Range of_w = piece_of(take_from(index, column_pieces), columns, window.axis[2].count);
+        const Range of_h = piece_of(take_from(index, row_pieces), rows, window.axis[1].count);
+        const std::int64_t plane = take_from(index, window.axis[0].count);
+        return {piece_of(index, images, args.n), of_h, of_w, plane};
     }
 
     // The thread's own memory for the largest chunk.

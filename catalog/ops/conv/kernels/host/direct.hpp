@@ -37,7 +37,9 @@ class NarrowGroups {
         const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
         packed = thread_room<struct PackedWeights, float>().reserve(blocks * taps * groups.width * lanes + 1);
         if (!packed) return CATALOG_NO_MEMORY;
-        parallel_for(args, threads, blocks, [&](std::int64_t block) { pack_weights(block); });
+        parallel_for(args, threads, blocks, [&](std::int64_t block) {
+            pack_factors<is_forward>(args, of, window, groups, block, packed + block * taps * groups.width * lanes);
+        });
         const std::int64_t rows = args.n * window.axis[0].count * window.axis[1].count;
         const std::int64_t items = (rows + rows_at_once - 1) / rows_at_once;
         parallel_for(args, threads, items * parts, [&](std::int64_t item) {
@@ -52,27 +54,6 @@ class NarrowGroups {
     }
 
    private:
-    // For each tap and each channel of a group, the factors of a block's channels.
-    void pack_weights(std::int64_t number) const {
-        const ChannelBlock block = groups.block(number);
-        const std::int64_t width = groups.width, stride = args.weight.stride_first;
-        const T* first[lanes];  // what each lane multiplies with channel 0 of its group
-        for (int lane = 0; lane < block.count; ++lane) {
-            const std::int64_t channel = block.first + lane, in_group = channel % width;
-            first[lane] = static_cast<const T*>(args.weight.data) +
-                          (is_forward ? channel * stride : (channel - in_group) * stride + in_group);
-        }
-        float* to = packed + number * taps * width * lanes;
-        for (std::int64_t t = 0; t < taps; ++t) {
-            const std::int64_t tap = Tap(window, t).number(window, of) * width;
-            for (std::int64_t j = 0; j < width; ++j, to += lanes) {
-                T row[lanes] = {};
-                for (int lane = 0; lane < block.count; ++lane) row[lane] = first[lane][tap + j * (is_forward ? 1 : stride)];
-                store(to, load(row));
-            }
-        }
-    }
-
     // A row of the image that is computed, and the taps that meet the image that is read.
     struct Line {
         const T* from;  // what the first of these taps reads

@@ -6,6 +6,7 @@
 #include "geometry/call.hpp"
 #include "host/choice.hpp"
 #include "line_product.hpp"
+#include "padded.hpp"
 #include "panel.hpp"
 #include "scatter.hpp"
 #include "shift_weight.hpp"
@@ -32,6 +33,12 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
     if constexpr (Row::direct)
         return with_reading(*args, [&](auto reading) {
             return compute([&](const Window& window) {
+                // With 32 registers, NarrowGroups has enough of them.
+                constexpr bool pads = Row::direction != Direction::bwd_weight && reading == Reading::own;
+                if constexpr (pads && vector_registers < 32) {
+                    const catalog_status status = PaddedDepthwise<Row>(*args, of, window, threads).run();
+                    if (status != CATALOG_UNSUPPORTED) return status;
+                }
                 using Kernel = std::conditional_t<Row::direction == Direction::bwd_weight, NarrowGradients<Row, reading>,
                                                   NarrowGroups<Row, reading>>;
                 return Kernel(*args, of, window, threads).run();

@@ -85,6 +85,28 @@ struct Groups {
     Ints first_lanes;  // of the group of each lane
 };
 
+// For each tap and each channel of a group, the factors of a block's channels.
+template <bool is_forward, class T, Reading reading>
+inline void pack_factors(const catalog_args& args, const Geometry& of, const Window& window,
+                         const Groups<T, reading>& groups, std::int64_t number, float* to) {
+    const ChannelBlock block = groups.block(number);
+    const std::int64_t width = groups.width, stride = args.weight.stride_first, taps = window.taps();
+    const T* first[lanes];  // what each lane multiplies with channel 0 of its group
+    for (int lane = 0; lane < block.count; ++lane) {
+        const std::int64_t channel = block.first + lane, in_group = channel % width;
+        first[lane] = static_cast<const T*>(args.weight.data) +
+                      (is_forward ? channel * stride : (channel - in_group) * stride + in_group);
+    }
+    for (std::int64_t t = 0; t < taps; ++t) {
+        const std::int64_t tap = Tap(window, t).number(window, of) * width;
+        for (std::int64_t j = 0; j < width; ++j, to += lanes) {
+            T row[lanes] = {};
+            for (int lane = 0; lane < block.count; ++lane) row[lane] = first[lane][tap + j * (is_forward ? 1 : stride)];
+            store(to, load(row));
+        }
+    }
+}
+
 // What a filter reads outside of an image.
 template <class T>
 inline constexpr T zeros[2 * lanes] = {};

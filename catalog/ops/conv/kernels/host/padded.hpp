@@ -1,0 +1,225 @@
+// Depthwise convolutions whose taps along a row are neighbours, from rows that are copied first: as float32, vector after
+// vector of channels, with the zeros around the image. All positions are computed alike, elements are converted
+// once, and what a tile of positions reads is at distances that are known when it is compiled. In the tensor, distances
+// depend on the number of channels: with 16 registers, they would be loaded from memory again and again.
+//
+// An item is a strip of an image: some channels of some positions across, row after row. Copied rows stay in the first
+// cache until the last row that meets them is computed.
+#pragma once
+
+#include "host/around.hpp"
+#include "narrow.hpp"
+
+namespace catalog::host {
+
+template <class Row>
+class PaddedDepthwise {
+    using T = typename Row::dtype;
+    static constexpr bool is_forward = Row::direction == Direction::forward;
+    static constexpr int positions = 7;
+    static constexpr std::int64_t strip = 28, blocks_per_item = 128 / vector_bytes;  // two lines of the cache
+    static constexpr std::int64_t most_copied = 1 << 14;                             // floats
+
+   public:
+    PaddedDepthwise(const catalog_args& args, const Geometry& of, const Window& window, int threads)
+        : args(args),
+          of(of),
+          window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
+          threads(threads),
+          groups(args),
+          taps(window.taps()),
+          read(is_forward ? Image<T>(args.input, of.size, args.c, 1, 0, true)
+                          : Image<T>(args.output, of.out, args.k, 1, 0, true)),
+          made(is_forward ? Image<T>(args.output, of.out, args.k, 1, 0, true)
+                          : Image<T>(args.input, of.size, args.c, 1, 0, true)),
+          is_large(are_large(args, read, made)),
+          storing(made.data, args.n * made.volume() * made.all_channels * static_cast<std::int64_t>(sizeof(T))) {}
+
+    // CATALOG_UNSUPPORTED for few channels, and for taps or strides that are far apart.
+    catalog_status run() {
+        const Axis *const of_d = window.axis, *const of_h = of_d + 1, *const of_w = of_d + 2;
+        if (args.c < lanes || of_w->stride > 2 || (of_w->taps > 1 && of_w->apart != 1)) return CATALOG_UNSUPPORTED;
+        const std::int64_t most = std::max({of_h->apart, of_h->taps, of_w->taps, of_d->taps});
+        if (taps == 0 || most > most_copied) return CATALOG_UNSUPPORTED;  // their products would overflow
+        wide = std::max<std::int64_t>(std::min(strip, of_w->count), positions);
+        wide_copied = (wide - 1) * of_w->stride + of_w->taps;
+        kept = (of_h->taps - 1) * of_h->apart + 1;
+        of_block = of_d->taps * kept * wide_copied * lanes;
+        if (kept * wide_copied > most_copied || of_block > most_copied) return CATALOG_UNSUPPORTED;
+        const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
+        packed = thread_room<struct PaddedWeights, float>().reserve(blocks * taps * lanes + 1);
+        if (!packed) return CATALOG_NO_MEMORY;
+        parallel_for(args, threads, blocks, [&](std::int64_t block) {
+            pack_factors<is_forward>(args, of, window, groups, block, packed + block * taps * lanes);
+        });
+        const std::int64_t strips = (of_w->count + wide - 1) / wide, planes = args.n * of_d->count;
+        constexpr std::int64_t enough_items = 64, fewest_rows = 4;
+        std::int64_t rows = 28;  // of an item: where one ends, rows are copied for the next one again
+        const auto bands_of = [&] { return (of_h->count + rows - 1) / rows; };
+        while (rows > fewest_rows && planes * bands_of() * strips * parts < enough_items) rows /= 2;
+        const std::int64_t bands = bands_of();
+        std::atomic<bool> failed{false};
+        parallel_for(args, threads, planes * bands * strips * parts, [&](std::int64_t item) {
+            float* const room = thread_room<struct PaddedRows, float>().reserve(of_block * blocks_per_item);
+            Meeting* const meetings = thread_room<struct PaddedMeetings, Meeting>().reserve(of_d->taps * of_h->taps);
+            if (!room || !meetings) return failed.store(true);
+            const std::int64_t part = item % parts, at = item / parts % strips, band = item / parts / strips % bands;
+            const Strip of_item{room, meetings, item / parts / strips / bands, at * wide, part * blocks_per_item,
+                                std::min((part + 1) * blocks_per_item, blocks)};
+            const Range of_band{band * rows, std::min((band + 1) * rows, of_h->count)};
+            if (of_w->stride == 1)
+                of_w->taps == 3 ? compute_rows<1, 3>(of_item, of_band) : compute_rows<1, 0>(of_item, of_band);
+            else
+                of_w->taps == 3 ? compute_rows<2, 3>(of_item, of_band) : compute_rows<2, 0>(of_item, of_band);
+            storing.finish();
+        });
+        return failed ? CATALOG_NO_MEMORY : CATALOG_OK;
+    }
+
+   private:
+    // What some taps of a row of the filter read, and their factors: distances in floats.
+    struct Meeting {
+        std::int64_t row, factors;
+    };
+
+    struct Strip {
+        float* rows;  // for each block of channels and each tap in depth, `kept` rows
+        Meeting* meetings;
+        std::int64_t plane;       // of all images
+        std::int64_t position;    // the first one of each row
+        std::int64_t block, end;  // of channels
+    };
+
+    template <int step, int wide_taps>
+    void compute_rows(const Strip& of_item, const Range& rows) const {
+        const Axis &of_d = window.axis[0], &of_h = window.axis[1];
+        const std::int64_t d = of_item.plane % of_d.count, image = of_item.plane / of_d.count;
+        const Range deep = of_d.inside(d);
+        const T* const from = read.data + image * read.stride_image;
+        std::int64_t next = std::max<std::int64_t>(of_h.origin + rows.first * of_h.stride, 0);  // the row to be copied
+        const std::int64_t last = std::min(of_h.origin + (rows.end - 1) * of_h.stride + kept, of_h.extent);
+        for (std::int64_t h = rows.first; h < rows.end; ++h) {
+            const std::int64_t first = of_h.origin + h * of_h.stride;
+            next = std::max(next, first);
+            for (const std::int64_t end = std::min(first + kept, of_h.extent); next < end; ++next)
+                for (std::int64_t td = deep.first; td < deep.end; ++td) {
+                    const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
+                    copy_row(of_item, from + read.index(at_d, next, 0) * read.all_channels, next + 1 < last,
+                             (td * kept + next % kept) * wide_copied * lanes);
+                }
+            const std::int64_t place = made.index(of_d.first + d * of_d.step, of_h.first + h * of_h.step, 0);
+            compute_row<step, wide_taps>(of_item, deep, h,
+                                         made.data + image * made.stride_image + place * made.all_channels);
+        }
+    }
+
+    // What a strip meets of a row of the image. The next row is prefetched: hardware does not foresee it.
+    void copy_row(const Strip& of_item, const T* row, bool has_next, std::int64_t place) const {
+        const Axis& of_w = window.axis[2];
+        const std::int64_t channels = read.all_channels, w = of_w.origin + of_item.position * of_w.stride;
+        const std::int64_t count = wide_copied, first = std::clamp<std::int64_t>(-w, 0, count);
+        const std::int64_t end = std::clamp(of_w.extent - w, first, count);
+        if (is_large && has_next)
+            ask<false>(row + (of_w.extent + w + first) * channels + of_item.block * lanes, end - first, channels,
+                       of_item.end - of_item.block);
+        for (std::int64_t number = of_item.block; number < of_item.end; ++number) {
+            float* const to = of_item.rows + (number - of_item.block) * of_block + place;
+            const T* from = row + (w + first) * channels + groups.block(number).first;
+            for (std::int64_t i = 0; i < first; ++i) store(to + i * lanes, Float{});
+#pragma GCC unroll 4
+            for (std::int64_t i = first; i < end; ++i, from += channels) store(to + i * lanes, load(from));
+            for (std::int64_t i = end; i < count; ++i) store(to + i * lanes, Float{});
+        }
+    }
+
+    // The strip's positions of a row, whose elements begin at `row`.
+    template <int step, int wide_taps>
+    void compute_row(const Strip& of_item, const Range& deep, std::int64_t h, T* row) const {
+        const Axis &of_h = window.axis[1], &of_w = window.axis[2];
+        const Range high = of_h.inside(h);
+        const std::int64_t of_row = (wide_taps > 0 ? wide_taps : of_w.taps) * lanes;
+        Meeting* const meetings = of_item.meetings;
+        Meeting* end = meetings;
+        for (std::int64_t td = deep.first; td < deep.end; ++td) {
+            std::int64_t at = (of_h.origin + h * of_h.stride + high.first * of_h.apart) % kept;
+            for (std::int64_t th = high.first; th < high.end; ++th) {
+                *end++ = {(td * kept + at) * wide_copied * lanes, (td * of_h.taps + th) * of_row};
+                at += of_h.apart;
+                if (at >= kept) at -= kept;
+            }
+        }
+        const std::int64_t count = std::min(wide, of_w.count - of_item.position), apart = of_w.step * made.all_channels;
+        T* const first = row + (of_w.first + of_item.position * of_w.step) * made.all_channels;
+        // Stored around the caches, a line has to be whole: vectors of the same line are collected before.
+        const std::int64_t channels = (of_item.end - of_item.block) * lanes;
+        const bool collects = storing.is_around() && count >= positions && groups.block(of_item.end - 1).stores_all();
+        alignas(vector_bytes) T collected[strip * blocks_per_item * lanes];
+        for (std::int64_t number = of_item.block; number < of_item.end; ++number) {
+            const ChannelBlock block = groups.block(number);
+            const bool stores_all = count >= positions && block.stores_all();
+            const float* const rows = of_item.rows + (number - of_item.block) * of_block;
+            const float* const factors = packed + number * taps * lanes;
+            for (std::int64_t p = 0; p < count; p += positions) {
+                // The last tile is whole, if there are as many positions: some are computed twice.
+                const std::int64_t begin = std::max<std::int64_t>(std::min(p, count - positions), 0);
+                const float* const from = rows + begin * step * lanes;
+                Float sums[positions];  // set one by one: as a whole, they would be set in memory
+#pragma GCC unroll 8
+                for (int i = 0; i < positions; ++i) sums[i] = Float{};
+                for (const Meeting* of = meetings; of < end; ++of)
+                    if constexpr (wide_taps > 0)
+                        add_taps<step, wide_taps>(from + of->row, factors + of->factors, sums);
+                    else
+                        for (std::int64_t t = 0; t < of_row; t += lanes)
+                            add_taps<step, 1>(from + of->row + t, factors + of->factors + t, sums);
+                T* to = first + begin * apart + block.first;
+                if (stores_all) {
+                    if (collects) to = collected + begin * channels + (number - of_item.block) * lanes;
+                    const std::int64_t next = collects ? channels : apart;
+#pragma GCC unroll 8
+                    for (int i = 0; i < positions; ++i, to += next) store(to, sums[i]);
+                } else {
+                    T some[positions][lanes];
+#pragma GCC unroll 8
+                    for (int i = 0; i < positions; ++i) store(some[i], sums[i]);
+                    for (int i = 0; i < std::min<std::int64_t>(positions, count); ++i)
+                        block.store_to(to + i * apart, some[i]);
+                }
+            }
+        }
+        if (collects)
+            for (std::int64_t i = 0; i < count; ++i)
+                storing.copy(collected + i * channels, channels, first + i * apart + of_item.block * lanes);
+    }
+
+    // Adds the products of `some` taps, which are neighbours, to the sums.
+    template <int step, int some>
+    [[gnu::always_inline]] static void add_taps(const float* from, const float* weights, Float (&sums)[positions]) {
+        Float factor[some];
+#pragma GCC unroll 4
+        for (int t = 0; t < some; ++t) factor[t] = load(weights + t * lanes);
+#pragma GCC unroll 16
+        for (int column = 0; column < step * (positions - 1) + some; ++column) {
+            const Float x = load(from + column * lanes);
+#pragma GCC unroll 4
+            for (int t = 0; t < some; ++t)
+                if (column >= t && (column - t) % step == 0 && column - t < step * positions)
+                    sums[(column - t) / step] += x * factor[t];
+        }
+    }
+
+    const catalog_args& args;
+    const Geometry& of;
+    const Window window;
+    const int threads;
+    const Groups<T, Reading::own> groups;
+    const std::int64_t taps;
+    const Image<T> read, made;
+    const bool is_large;
+    const Storing storing;
+    std::int64_t wide, wide_copied;  // positions of a strip, and what they meet in a row
+    std::int64_t kept, of_block;     // rows, and floats for a block of channels
+    float* packed = nullptr;
+};
+
+}  // namespace catalog::host

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 
-def run(program: str, output: str) -> int:
-    """The program's exit code, which is also left in ``OUTPUT.rc``."""
+def run(program: str, output: str) -> None:
+    """Run a program; leave its exit code in ``OUTPUT.rc``."""
     child = os.fork()
     if child == 0:
         file = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -23,7 +23,6 @@ def run(program: str, output: str) -> int:
         sys.exit()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     Path(f"{output}.rc").write_text(f"{code}\n")
-    return code
 
 
 if __name__ == "__main__":

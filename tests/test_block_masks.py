@@ -104,7 +104,7 @@ def test_gradients_of_every_pipeline_agree_with_the_reference(
         assert_right(plan, make_inputs(problem, seed))
 
 
-@pytest.mark.parametrize("mask", slow_but(["window"], MASKS))
+@pytest.mark.parametrize("mask", slow_but(["none"], MASKS))
 def test_blocks_that_are_left_out_are_never_read(catalog: Catalog, mask: str) -> None:
     """NaN in the last block of keys changes nothing for the queries that do not attend to it, bit by bit."""
     problem = Problem(**SIZES | MASKS[mask], dtype="fp32")
@@ -117,7 +117,7 @@ def test_blocks_that_are_left_out_are_never_read(catalog: Catalog, mask: str) ->
     np.testing.assert_array_equal(o[blind], before[blind])
 
 
-@pytest.mark.parametrize("dtype", slow_but(["bf16"], ["fp32", "bf16"]))
+@pytest.mark.parametrize("dtype", slow_but(["fp32"], ["fp32", "bf16"]))
 def test_gradients_do_not_depend_on_blocks_that_are_left_out(catalog: Catalog, dtype: str) -> None:
     """NaN in the last block of keys reaches its own gradients, and those of queries that attend to it."""
     problem = Problem(op="bwd", **SIZES | BLOCKS, dtype=dtype)
@@ -147,7 +147,7 @@ def test_gradients_of_what_nobody_sees_are_zero(catalog: Catalog) -> None:
 
 
 def test_one_bitmap_serves_all_sequences_and_heads_by_a_stride_of_0(catalog: Catalog) -> None:
-    problem = Problem(**SIZES, **BLOCKS, dtype="fp32")
+    problem = Problem(**SIZES, **BLOCKS, dtype="fp32", lse=True)
     inputs = make_inputs(problem, 1)
     inputs["block_mask"] = np.broadcast_to(inputs["block_mask"][:1, :1], inputs["block_mask"].shape)
     assert inputs["block_mask"].strides[:2] == (0, 0)

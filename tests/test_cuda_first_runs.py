@@ -117,13 +117,16 @@ def test_tuning_goes_on_without_the_kernels_that_fail(catalog, guarded, monkeypa
     }
 
 
+UNGUARDED = [
+    ("fake_cuda.failing(cudaMalloc=2)", "cudaErrorMemoryAllocation"),
+    ("fake_cuda.failing(cudaMalloc=46)", "cudaErrorDevicesUnavailable"),
+    ("fake_cuda.FakeCuda(0)", "finds no GPU"),
+]
+
+
 @pytest.mark.parametrize(
     ("gpu", "reason"),
-    [
-        ("fake_cuda.failing(cudaMalloc=2)", "cudaErrorMemoryAllocation"),
-        ("fake_cuda.failing(cudaMalloc=46)", "cudaErrorDevicesUnavailable"),
-        ("fake_cuda.FakeCuda(0)", "finds no GPU"),
-    ],
+    slow_but(UNGUARDED[1:2], UNGUARDED),
     ids=["no memory", "exclusive", "hidden"],
 )
 def test_a_gpu_that_takes_no_second_process_is_used_unguarded(guarded, gpu, reason, caplog):

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -167,11 +167,11 @@ def test_pages_are_served_and_the_file_stays_as_it_is(database: Path, tmp_path: 
     assert database.read_bytes() == before
 
 
-def test_a_server_needs_a_file_and_a_free_port(database: Path, tmp_path: Path) -> None:
+def test_a_server_needs_a_file_and_a_free_port(populated: Callable[..., Path], tmp_path: Path) -> None:
     absent = command.catalog("serve", db=tmp_path / "none.db")
     assert (absent.returncode, "there is no catalog at" in absent.stderr) == (2, True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        busy = command.catalog("serve", "--port", taken.getsockname()[1], db=database)
+        busy = command.catalog("serve", "--port", taken.getsockname()[1], db=populated("sm_90"))
     assert (busy.returncode, "cannot be listened at" in busy.stderr) == (2, True)

@@ -10,9 +10,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ MADE = {
 QUICK = [ROOT / "docs" / "reference" / "shapes.md"]
 """A page that takes a second."""
 README = ROOT / "README.md"
+PROGRAMS = ROOT / "tests" / "programs.py"
+"""Runs neighbouring blocks of Python."""
 EMPTIES_THE_CACHE = re.compile(r"catalog cache (clear|gc)")
 
 
@@ -85,22 +88,28 @@ class Script:
         self._lines: list[str] = []
 
     def add(self, block: Block) -> None:
+        """Add a file, or the commands of a block."""
         if block.title:
             self._lines += [f"mkdir -p {shlex.quote(str(Path(block.title).parent))}", _write(block.title, block.text)]
-        elif block.language == "python":
-            program = self._out / f"line_{block.line}.py"
-            program.write_text(block.text, encoding="utf-8")
-            command = Command(f"python {shlex.quote(str(program))}", printed_by(block.text))
-            self._step(f"line {block.line}", command, whole=True)
-        else:
-            for command in commands_of(block):
-                self._step(f"line {block.line}: {command.text}", command)
+            return
+        for command in commands_of(block):
+            out = shlex.quote(self._add(Step(f"line {block.line}: {command.text}", command, command.shown[:1])))
+            # The newline ends a comment; a group, not a subshell, so that exports and folders last.
+            self._lines += [f"{{ {command.text}\n}} >{out} 2>&1 </dev/null", f"echo $? >{out}.rc"]
 
-    def _step(self, where: str, command: Command, whole: bool = False) -> None:
-        out = shlex.quote(str(self._out / str(len(self.steps))))
-        self.steps.append(Step(where, command, command.shown if whole else command.shown[:1]))
-        # The newline ends a comment; a group, not a subshell, so that exports and folders last.
-        self._lines += [f"{{ {command.text}\n}} >{out} 2>&1 </dev/null", f"echo $? >{out}.rc"]
+    def add_programs(self, blocks: Iterable[Block]) -> None:
+        """Add neighbouring blocks of Python, each a program."""
+        words = ["python", str(PROGRAMS)]
+        for block in blocks:
+            program, shown = self._out / f"line_{block.line}.py", printed_by(block.text)
+            program.write_text(block.text, encoding="utf-8")
+            words += [str(program), self._add(Step(f"line {block.line}", Command(block.text, shown), shown))]
+        self._lines.append(f"{shlex.join(words)} </dev/null")
+
+    def _add(self, step: Step) -> str:
+        """The file for the step's output."""
+        self.steps.append(step)
+        return str(self._out / str(len(self.steps) - 1))
 
     @property
     def text(self) -> str:
@@ -130,9 +139,13 @@ def test_page_runs(page: Path, host_file: Path, tmp_path: Path) -> None:
     if page != README:  # which shows what a first command does; populating the host's arch takes two seconds
         shutil.copy(host_file, tmp_path / "catalog.db")
     script = Script(tmp_path)
-    for block in blocks_to_run(page):
-        if HERE[block.needs]():
-            script.add(block)
+    blocks = [block for block in blocks_to_run(page) if HERE[block.needs]()]
+    for programs, neighbours in groupby(blocks, lambda block: block.language == "python" and not block.title):
+        if programs:
+            script.add_programs(neighbours)
+        else:
+            for block in neighbours:
+                script.add(block)
     folder = tmp_path / "page"
     folder.mkdir()
     for name in ("data", "examples"):

@@ -210,6 +210,7 @@ def test_a_dropout_of_1_keeps_nothing(catalog: Catalog) -> None:
 # Backward
 
 
+@pytest.mark.slow
 def test_the_gradient_of_lse_alone(catalog: Catalog) -> None:
     """Rows that see no key have none, whatever is said of it."""
     lengths = {"seqlens_q": [40, 0, 9], "seqlens_k": [33, 5, 20]}
@@ -250,6 +251,7 @@ def test_deterministic_backward_is_bitwise_equal_over_runs_and_thread_counts(cat
     assert len(set(digests)) == 1
 
 
+@pytest.mark.slow
 def test_backward_of_a_window_without_keys_is_zero(catalog: Catalog) -> None:
     problem = Problem(**HEADS, op="bwd", seqlens_q=[100], seqlens_k=[7], mask="top_left", window=(3, 3))
     outputs = catalog.select(problem).run(draw_inputs(problem, SEED)).outputs

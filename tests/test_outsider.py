@@ -150,7 +150,7 @@ def test_a_kernel_is_selected_built_run_and_right(catalog: Run, tmp_path: Path) 
     assert [lanes_of(row) for row in best] == [64, 32, 16, 8]
     narrow = rows(catalog("select", "rmsnorm", "--rows", 48, "--columns", 20, "--format", "json"))
     assert [lanes_of(row) for row in narrow] == [16]
-    assert catalog("build", "lanes IN (16, 64)").returncode == 0
+    assert catalog("build", "lanes IN (16, 64)", "--operation", "rmsnorm").returncode == 0
     assert int(catalog("query", "built AND lanes > 0", "--count").stdout) == 2
     (ran,) = rows(catalog("run", *WORDS, "--validate", "--format", "json"))
     assert (ran["kernel"], ran["validation"]) == (best[0]["name"], "passed")

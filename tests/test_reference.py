@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import missing
+from conftest import missing, slow_but
 
 from catalog.ops.attention.inputs import forward_of
 from catalog.ops.attention.problem import Problem
@@ -415,7 +415,7 @@ GRADIENTS["group, bias and window"]["window"] = (1, 1)
 GRADIENTS["block mask"] = {"batch": 2, "seqlen_q": 5, "seqlen_k": 7, "block_mask_q": 2, "block_mask_kv": 3}
 
 
-@pytest.mark.parametrize("options", [False, True], ids=["required inputs", "all inputs"])
+@pytest.mark.parametrize("options", slow_but([True], [False, True]), ids=["required inputs", "all inputs"])
 @pytest.mark.parametrize("fields", GRADIENTS.values(), ids=GRADIENTS)
 def test_gradients_are_finite_differences(fields, options):
     problem = Problem(**TINY, **fields, dbias=fields.get("bias") == "bias")

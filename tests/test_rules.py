@@ -130,11 +130,11 @@ def test_every_constraint_bites(specs: Path, tmp_path: Path, constraint: str, fa
 
 def test_populating_again_changes_nothing_and_says_so(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
-    assert not catalog.populate("sm_90").unchanged
+    assert not catalog.populate("sm_90", operation="conv").unchanged
     before = catalog.connection.execute("SELECT created, digest FROM population").fetchall()
-    assert catalog.populate("sm_90").unchanged
+    assert catalog.populate("sm_90", operation="conv").unchanged
     assert catalog.connection.execute("SELECT created, digest FROM population").fetchall() == before
-    assert not catalog.populate("sm_90", force=True).unchanged
+    assert not catalog.populate("sm_90", operation="conv", force=True).unchanged
 
 
 @pytest.mark.parametrize(("arch", "kept"), [("sm_90", "fwd_splitkv"), ("gfx950", "bwd_dot_do_o")])

@@ -19,6 +19,7 @@ from catalog.build.first_runs import Quarantine
 from catalog.errors import SelectionError
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, stages_of
+from catalog.ops.conv.problem import ConvProblem
 from catalog.registry.timings import Measured, Timing, nearest, record
 from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
@@ -144,10 +145,11 @@ def test_of_several_libraries_of_a_row_the_one_measured_last_counts(copied: Cata
 
 def test_a_choice_is_remembered_until_the_catalog_changes(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
-    plan = catalog.select(problem(), arch="gfx1201")
-    assert catalog.select(problem(), arch="gfx1201") is plan
-    catalog.populate("gfx1201", force=True)
-    again = catalog.select(problem(), arch="gfx1201")
+    asked = ConvProblem(n=2, c=64, k=64, size=(20, 20), filter=(3, 3), dtype="bf16")
+    plan = catalog.select(asked, arch="sm_90")
+    assert catalog.select(asked, arch="sm_90") is plan
+    catalog.populate("sm_90", operation="conv", force=True)
+    again = catalog.select(asked, arch="sm_90")
     assert again is not plan
     assert again.kernels == plan.kernels
 

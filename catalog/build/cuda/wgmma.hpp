@@ -117,15 +117,22 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
 #define CATALOG_D120(c, d, i) CATALOG_D112(c, d, i), CATALOG_D8(c, d, i + 112)
 #define CATALOG_D128(c, d, i) CATALOG_D120(c, d, i), CATALOG_D8(c, d, i + 120)
 
+// Only the pass for the GPU compiles the instructions; the host's would read a quarter of a megabyte of them.
+#ifdef __CUDA_ARCH__
+#define CATALOG_EMIT(...) asm volatile(__VA_ARGS__)
+#else
+#define CATALOG_EMIT(...)
+#endif
+
 #define CATALOG_WGMMA_SHARED(type, n, half, ia, ib, ip, ita, itb)                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
+    CATALOG_EMIT("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" CATALOG_R##half "}, %" #ia     \
                  ", %" #ib ", p, 1, 1, %" #ita ", %" #itb ";\n}"                                                     \
                  : CATALOG_D##half("+f", d, 0)                                                                       \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(transposed_a), "n"(transposed_b))
 
 #define CATALOG_WGMMA_REGISTERS(type, n, half, i0, i1, i2, i3, ib, ip, itb)                                          \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
+    CATALOG_EMIT("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" CATALOG_R##half "}, {%" #i0    \
                  ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #ib ", p, 1, 1, %" #itb ";\n}"                                 \
                  : CATALOG_D##half("+f", d, 0)                                                                       \
@@ -133,7 +140,7 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
                    "n"(transposed_b))
 
 #define CATALOG_WGMMA_BYTES_REGISTERS(types, n, half, i0, i1, i2, i3, ib, ip)                                        \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
+    CATALOG_EMIT("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " {" CATALOG_R##half "}, {%" #i0 ", %" #i1  \
                  ", %" #i2 ", %" #i3 "}, %" #ib ", p, 1, 1;\n}"                                                      \
                  : CATALOG_D##half("+f", d, 0)                                                                       \
@@ -141,7 +148,7 @@ __device__ __forceinline__ void forget(float (&registers)[count]) {
 
 // Elements of 8 bits: a slice of the depth has 32 of them, and both operands are Major::k.
 #define CATALOG_WGMMA_BYTES(types, scales, constraint, n, half, ia, ib, ip)                                          \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
+    CATALOG_EMIT("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32." types " {" CATALOG_R##half "}, %" #ia ", %" #ib       \
                  ", p" scales ";\n}"                                                                                 \
                  : CATALOG_D##half(constraint, d, 0)                                                                 \
@@ -201,6 +208,7 @@ CATALOG_WGMMA(240, 120, 120, 121, 122, 123, 124, 125, 126)
 CATALOG_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #undef CATALOG_WGMMA
+#undef CATALOG_EMIT
 #undef CATALOG_WGMMA_REGISTERS
 #undef CATALOG_WGMMA_SHARED
 #undef CATALOG_WGMMA_BYTES

@@ -36,8 +36,8 @@ __device__ __forceinline__ void activate(std::int32_t (&x)[width], std::int32_t 
     for (std::int32_t& value : x) value = max(value, 0);
 }
 
-__device__ __forceinline__ float value_of(bf16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float value_of(fp16 x) { return __half2float(x); }
+__device__ __forceinline__ float value_of(bf16 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float value_of(fp16 x) { return static_cast<float>(x); }
 __device__ __forceinline__ float value_of(float x) { return x; }
 __device__ __forceinline__ std::int32_t value_of(std::int32_t x) { return x; }
 

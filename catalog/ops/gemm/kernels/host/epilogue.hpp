@@ -56,6 +56,11 @@ inline void round_sums(const float* sums, std::int64_t lds, int rows, int column
 
 #endif
 
+// Whether C consists of the sums alone. D tensors and scales come on top.
+inline bool is_as_summed(const catalog_args& args) {
+    return args.alpha == 1 && args.beta == 0 && !args.bias.data && args.activation == CATALOG_PASS_THROUGH;
+}
+
 // Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column. Those of a part of K
 // are kept in the workspace, whose rows are as long as those of C.
 template <class Row, class Sum>
@@ -73,8 +78,7 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
 #if defined(__AVX512F__)
     if constexpr (Row::in_tiles && std::is_same_v<Element, bf16> && Row::num_d == 0 &&
                   scales_of<Row> != Scales::row) {
-        const bool as_summed = args.alpha == 1 && args.beta == 0 && !args.bias.data;
-        if (as_summed && args.activation == CATALOG_PASS_THROUGH)
+        if (is_as_summed(args))
             return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
     }
 #endif

@@ -12,7 +12,7 @@
 namespace catalog::host {
 
 // How C of a small product is divided: a part for each thread, all about equal. The parts are those that take least time.
-template <class Row, int factors>
+template <class Row, int factors, bool a_in_place>
 struct SmallDivision {
     std::int64_t item_rows, item_columns, down, across;
 
@@ -26,7 +26,8 @@ struct SmallDivision {
             const std::int64_t wide = part(columns, (threads + parts - 1) / parts, Row::warp_tile_n);
             const std::int64_t all_down = (rows + high - 1) / high, all_across = (columns + wide - 1) / wide;
             const auto turns = static_cast<double>((all_down * all_across + threads - 1) / threads);
-            const double time = turns * (static_cast<double>(high * wide) + packing * static_cast<double>(high + wide));
+            const std::int64_t packed = a_in_place ? wide : high + wide;
+            const double time = turns * (static_cast<double>(high * wide) + packing * static_cast<double>(packed));
             if (parts > 1 && time >= least) continue;
             least = time;
             item_rows = high, item_columns = wide, down = all_down, across = all_across;
@@ -50,6 +51,9 @@ class PanelProduct {
     // Rows of A that are packed in a share, so that threads have enough of them where A has few tiles.
     static constexpr int packed_rows = Row::in_tiles || Row::a_along ? tile_m / 4 : tile_m;
     static_assert(tile_n % panel == 0 && tile_m % lanes == 0, "tiles are whole blocks");
+    // Whether rows of A are multiplied where they lie. With AVX2, that takes no longer than to multiply copies, also if rows
+    // are a power of two apart.
+    static constexpr bool a_in_place = vector_registers == 16 && Block::any_distance && std::is_same_v<Unit, T>;
 
     // Each factor is packed in chunks of about this many units, more only if the depth of one tile has more: together
     // they should fit in a large L3 cache.
@@ -75,7 +79,7 @@ class PanelProduct {
     catalog_status run() {
         steps = (units + step - 1) / step;
         if (is_small()) {
-            multiply_small(SmallDivision<Row, factors>(args.m, args.n, threads));
+            multiply_small(SmallDivision<Row, factors, a_in_place>(args.m, args.n, threads));
             return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
         }
         const std::int64_t deep = std::max<std::int64_t>(units, 1);
@@ -85,7 +89,7 @@ class PanelProduct {
         const std::int64_t columns = std::min(columns_of_chunk, (args.n + panel - 1) / panel * panel);
         Room<Unit>& of_a = thread_room<struct PackedA, Unit>();
         Room<Unit>& of_b = thread_room<struct PackedB, Unit>();
-        packed_a = of_a.reserve(rows / tile_m * steps * a_step);
+        packed_a = of_a.reserve(a_in_place ? 0 : rows / tile_m * steps * a_step);
         packed_b = of_b.reserve(columns * deep);
         if (!packed_a || !packed_b) return CATALOG_NO_MEMORY;
         for (std::int64_t column = 0; column < args.n; column += columns_of_chunk)
@@ -105,14 +109,14 @@ class PanelProduct {
         return threads > 1 && work_of(args) <= larger * small_product && (args.m + args.n) * args.k <= most_packed;
     }
 
-    void multiply_small(const SmallDivision<Row, factors>& division) {
+    void multiply_small(const SmallDivision<Row, factors, a_in_place>& division) {
         parallel_for(args, threads, division.down * division.across, [&](std::int64_t item) {
             const std::int64_t first_row = item % division.down * division.item_rows;
             const std::int64_t first_column = item / division.down * division.item_columns;
             const std::int64_t end_row = std::min(first_row + division.item_rows, args.m);
             const std::int64_t end_column = std::min(first_column + division.item_columns, args.n);
             Scratch* const scratch = thread_scratch<Scratch>();
-            Unit* const a = thread_room<struct RowsOfThread, Unit>().reserve(steps * a_step + 1);
+            Unit* const a = thread_room<struct RowsOfThread, Unit>().reserve((a_in_place ? 0 : steps * a_step) + 1);
             Unit* const b = thread_room<struct ColumnsOfThread, Unit>().reserve(division.item_columns * units + 1);
             if (!scratch || !a || !b) return void(out_of_memory = true);
             for (std::int64_t column = first_column; column < end_column; column += panel)
@@ -122,7 +126,8 @@ class PanelProduct {
             [[maybe_unused]] const typename Block::State state;
             for (std::int64_t row = first_row; row < end_row; row += tile_m) {
                 const int rows = static_cast<int>(std::min<std::int64_t>(end_row - row, tile_m));
-                for (std::int64_t k = 0; k < steps; ++k) pack_a(row, rows, k, a + k * a_step);
+                if constexpr (!a_in_place)
+                    for (std::int64_t k = 0; k < steps; ++k) pack_a(row, rows, k, a + k * a_step);
                 for (std::int64_t column = first_column; column < end_column; column += tile_n)
                     multiply_tile(*scratch, a, 0, b + (column - first_column) * units, row, column, rows,
                                   static_cast<int>(std::min<std::int64_t>(end_column - column, tile_n)));
@@ -134,7 +139,7 @@ class PanelProduct {
         const std::int64_t rows = std::min(rows_of_chunk, args.m - first_row);
         const std::int64_t columns = std::min(columns_of_chunk, args.n - first_column);
         // What is packed stays until it changes.
-        const bool packs_a = first_column == 0 || rows_of_chunk < args.m, packs_b = first_row == 0;
+        const bool packs_a = !a_in_place && (first_column == 0 || rows_of_chunk < args.m), packs_b = first_row == 0;
         const std::int64_t tasks_a = packs_a ? (rows + packed_rows - 1) / packed_rows * steps : 0;
         const std::int64_t tasks_b = packs_b ? (columns + panel - 1) / panel * steps : 0;
 
@@ -159,7 +164,8 @@ class PanelProduct {
             [[maybe_unused]] const typename Block::State state;
             const std::int64_t row = item % division.down * division.item_rows;
             const std::int64_t column = item / division.down * division.item_columns;
-            multiply_tile(*scratch, packed_a + row / tile_m * steps * a_step, static_cast<int>(row % tile_m),
+            const Unit* const a = a_in_place ? nullptr : packed_a + row / tile_m * steps * a_step;
+            multiply_tile(*scratch, a, static_cast<int>(row % tile_m),
                           packed_b + column * units, first_row + row, first_column + column,
                           static_cast<int>(std::min<std::int64_t>(division.item_rows, rows - row)),
                           static_cast<int>(std::min<std::int64_t>(division.item_columns, columns - column)));
@@ -190,6 +196,7 @@ class PanelProduct {
         const int width = round_up(columns, panel);
         if (steps == 0 || in_blocks)
             for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
+        if constexpr (a_in_place) return multiply_in_place(scratch.sums, packed_b, row, column, rows, columns);
         for (std::int64_t k = 0; k < steps; ++k) {
             const Unit* const a = packed_a + k * a_step;
             const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
@@ -202,6 +209,32 @@ class PanelProduct {
             }
         }
         finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
+    }
+
+    // The same without a copy of A. Panels of C that consist of sums alone are stored with the last step.
+    void multiply_in_place(Sum* sums, const Unit* packed_b, std::int64_t row, std::int64_t column, int rows,
+                           int columns) const {
+        constexpr int row_s = Scratch::row_s;
+        constexpr bool can_store = std::is_same_v<typename Row::otype, Sum> && Row::num_d == 0;
+        const bool stores = can_store && steps > 0 && args.num_splits <= 1 && is_as_summed(args);
+        const int stored = stores ? columns / panel * panel : 0;
+        const auto a = factor_of<true, T>(args.a, batch).from(row, 0);
+        Sum* const c = data_of<Sum>(args.c, batch) + row * args.c.stride_outer + column;
+        for (std::int64_t k = 0; k < steps; ++k) {
+            const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
+            for (int j = 0; j < columns; j += panel) {
+                const bool to_c = k + 1 == steps && j < stored;
+                const std::ptrdiff_t to_s = to_c ? args.c.stride_outer : row_s;
+                Sum* const to = (to_c ? c : sums) + j;
+                const Sum* const added = k > 0 ? sums + j : nullptr;
+                const auto put = [=](int i, int at, auto sum) {
+                    store(to + i * to_s + at, added ? load(added + i * row_s + at) + sum : sum);
+                };
+                Block::multiply({a.data + k * step, a.stride}, rows, packed_b + j * units + k * step * panel, depth, put);
+            }
+        }
+        if (stored < columns)
+            finish<Row>(args, batch, sums + stored, row_s, row, column + stored, rows, columns - stored);
     }
 
     // A step of the depth for one panel, block after block; the row, the column and k are those of the product.

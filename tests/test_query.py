@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -21,6 +22,7 @@ from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.registry.connection import connect
 from catalog.registry.query import Query, Result, Session, count, hints, run
 from catalog.registry.sandbox import Limits
+from catalog.runtime.catalog import Catalog
 
 LIMITS = Limits(seconds=5.0)
 
@@ -28,14 +30,14 @@ SCHEMA = """
 CREATE TABLE kernel (id TEXT PRIMARY KEY, name TEXT, arch TEXT, dtype TEXT, mode TEXT, hdim_q INTEGER, hdim_v INTEGER,
                      pipeline TEXT, lse INTEGER);
 CREATE TABLE kernel_receipt (kernel_id TEXT, receipt INTEGER);
-CREATE TABLE lineage (id INTEGER PRIMARY KEY, arch TEXT);
+CREATE TABLE lineage (id INTEGER PRIMARY KEY, operation TEXT, arch TEXT);
 CREATE TABLE population (lineage INTEGER);
 CREATE TABLE timing (kernel_id TEXT, median_ms REAL);
 CREATE TABLE secret (word TEXT);
 CREATE VIEW kernels AS SELECT kernel.*,
     coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
     (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms FROM kernel;
-INSERT INTO lineage VALUES (1, 'gfx942'), (2, 'gfx950');
+INSERT INTO lineage VALUES (1, 'attention', 'gfx942'), (2, 'attention', 'gfx950');
 INSERT INTO population VALUES (1), (2);
 INSERT INTO secret VALUES ('sesame');
 INSERT INTO kernel_receipt VALUES ('k000', 0), ('k000', 2);
@@ -351,6 +353,15 @@ def test_a_file_that_is_no_catalog(tmp_path: Path, content: bytes | None, said: 
 def test_a_catalog_without_kernels_of_an_operation_says_how_to_add_them(host_file: Path) -> None:
     with pytest.raises(RegistryError, match=r"no kernels of conv\n.*catalog --db \S+ populate conv --arch ARCH"):
         count(host_file, Query(operation="conv"), LIMITS)
+
+
+def test_archs_of_other_operations_do_not_count(populated: Callable[..., Path], tmp_path: Path) -> None:
+    path = Path(shutil.copy(populated("gfx942"), tmp_path))
+    Catalog(path).populate("sm_90", operation="conv")
+    with pytest.raises(QueryError, match=r"no kernels of gfx942, but of sm_90\n.* populate conv --arch gfx942"):
+        count(path, Query(operation="conv", arch="gfx942"), LIMITS)
+    with pytest.raises(QueryError, match=r"no kernels of sm_90, but of gfx942\n.* populate --arch sm_90"):
+        count(path, Query(arch="sm_90"), LIMITS)
 
 
 def _not_utf8(path: Path) -> None:

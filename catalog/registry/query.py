@@ -398,14 +398,15 @@ class Session:
         self._execute(f"SELECT 1 FROM {self.view} WHERE arch = ? LIMIT 1", (arch,))
         if list(self._fetched()):
             return
-        self._execute(f"SELECT DISTINCT arch FROM {LINEAGE_OF_POPULATION} ORDER BY arch")
+        asked = f"SELECT DISTINCT arch FROM {LINEAGE_OF_POPULATION} WHERE operation = ? ORDER BY arch"
+        self._execute(asked, (self._of,))
         present = [row[0] for row in self._fetched()]
         known = known_archs(*spec_folders())
         if arch not in known:
             raise QueryError(f"no arch is called {arch!r}{did_you_mean(arch, known)}", hint=archs_there(present))
         raise QueryError(
             f"{self._path} has no kernels of {arch}" + (f", but of {', '.join(present)}" if present else ""),
-            hint=f"Add them: {populate_command(self._path, arch)}",
+            hint=f"Add them: {populate_command(self._path, arch, self._of)}",
         )
 
     def _compile(self, sql: str) -> None:

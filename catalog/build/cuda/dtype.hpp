@@ -34,6 +34,13 @@ struct bf16 {
     }
 };
 
+// The first of a pair of fp16.
+__device__ inline float first_as_float(std::uint32_t pair) {
+    fp16 first;
+    first.bits = static_cast<std::uint16_t>(pair);
+    return static_cast<float>(first);
+}
+
 // E4M3, finite numbers and NaN. Tensor cores read it; other instructions only convert it, two at a time, to fp16.
 struct fp8 {
     std::uint8_t bits;
@@ -47,9 +54,7 @@ struct fp8 {
     __device__ explicit operator float() const {
         std::uint32_t pair;
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(std::uint16_t{bits}));
-        fp16 first;
-        first.bits = static_cast<std::uint16_t>(pair);
-        return static_cast<float>(first);
+        return first_as_float(pair);
     }
 };
 
@@ -66,9 +71,7 @@ struct bf8 {
     __device__ explicit operator float() const {
         std::uint32_t pair;
         asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(std::uint16_t{bits}));
-        fp16 first;
-        first.bits = static_cast<std::uint16_t>(pair);
-        return static_cast<float>(first);
+        return first_as_float(pair);
     }
 };
 

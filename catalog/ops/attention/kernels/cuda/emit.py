@@ -44,6 +44,7 @@ _CUDA = Dialect(
     ),
     sized=frozenset(
         {
+            "backward/fmha_bwd_dq_dk_dv_mma",
             "backward/fmha_bwd_dq_dk_dv_wgmma",
             "latent/fmha_fwd_splitkv_latent_whole",
             "mma/fmha_fwd_splitkv_stream",
@@ -72,6 +73,7 @@ _HEADERS: Mapping[tuple[str, str], str] = MappingProxyType(
         (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED): "mma/fmha_fwd_splitkv_combine",
         (Family.FWD_APPENDKV, Pipeline.NO): "append/fmha_fwd_appendkv",
         (Family.BWD_DOT_DO_O, Pipeline.NO): "backward/fmha_bwd_dot_do_o",
+        (Family.BWD_DQ_DK_DV, Pipeline.SM90_MMA): "backward/fmha_bwd_dq_dk_dv_mma",
         (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA): "backward/fmha_bwd_dq_dk_dv_wgmma",
         (Family.BWD_CONVERT_DQ, Pipeline.NO): "backward/fmha_bwd_convert_dq",
     }

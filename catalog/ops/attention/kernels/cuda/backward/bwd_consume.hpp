@@ -67,7 +67,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                                                 args.dk);
         Base::finish_stores();
         if constexpr (Row::store_randval)
-            if (args.randval.data) Base::store_random_bytes();
+            if (args.randval.data) Base::store_random_bytes(static_cast<int>(threadIdx.x) - 128, Tile::consumers);
     }
 
    private:

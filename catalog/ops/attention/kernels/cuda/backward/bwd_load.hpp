@@ -141,12 +141,10 @@ __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardM
     }
 }
 
-// By a warp: a number for each query. LSE comes in base 2, and as infinity where a row is none or sees no key, so that
-// its weights are 0.
+// By a warp: a number for each query.
 template <class Row, bool of_lse>
 __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
-    constexpr bool shifted = of_lse && Row::bias == Bias::alibi && Row::mask == Mask::causal;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
     const int lane = threadIdx.x % 32;
@@ -155,7 +153,7 @@ __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_
     const int first_head = work.head_k() * work.heads();
     for (int head = first_head; head < first_head + work.heads(); ++head) {
         float slope = 0;
-        if constexpr (shifted) slope = slope_of(args, work.index(), head);
+        if constexpr (of_lse && shifts_lse<Row>) slope = slope_of(args, work.index(), head);
         TileWalk<Row> walk(args, work, head - first_head);
         for (int tile = walk.first(); tile < work.end(); tile = walk.after(tile)) {
             const int first = tile * Tile::m + lane, rest = work.seqlen_q() - first;
@@ -168,9 +166,7 @@ __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_
                 x = of_lse ? infinity() : 0.0f;
                 if (i >= rest) continue;
                 x = __ldg(rows + i * tensor.stride_seqlen);
-                if constexpr (shifted) x -= slope * static_cast<float>(first + i + work.diagonal());
-                if constexpr (of_lse) x = x == -infinity() ? infinity() : x * log2_e;
-                if constexpr (!of_lse && Tile::scales_ds) x *= args.scale;
+                x = of_lse ? lse_of_weights<Row>(x, slope, first + i + work.diagonal()) : delta_of_weights<Row>(args, x);
             }
             barrier_wait(of_lse ? barriers.empty_q(place.stage) : barriers.empty_grad_o(place.stage), place.phase ^ 1);
             const std::uint32_t target = base + (of_lse ? Tile::lse_at : Tile::delta_at) +

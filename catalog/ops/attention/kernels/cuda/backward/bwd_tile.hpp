@@ -16,7 +16,8 @@ inline constexpr int visit_bytes = 8;  // of a Visit
 
 constexpr int round_up(int length, int step) { return (length + step - 1) / step * step; }
 
-template <class Row>
+// Of elements of 16 bits; see bwd_tile_mma.hpp for those of 32.
+template <class Row, bool wide = sizeof(typename Row::dtype) == 4>
 struct BackwardTile {
     using T = typename Row::dtype;
 

@@ -72,6 +72,22 @@ class TileWalk<Row, true> {
     const int first_tile;
 };
 
+// Scores under ALiBi and a causal mask are slope * (key - center); they should be slope * key.
+template <class Row>
+inline constexpr bool shifts_lse = Row::bias == Bias::alibi && Row::mask == Mask::causal;
+
+// The LSE of a row in base 2; infinity where a row sees no key, so that its weights are 0. `center`: its query + diagonal.
+template <class Row>
+__device__ __forceinline__ float lse_of_weights(float lse, float slope, int center) {
+    if constexpr (shifts_lse<Row>) lse -= slope * static_cast<float>(center);
+    return lse == -infinity() ? infinity() : lse * log2_e;
+}
+
+template <class Row>
+__device__ __forceinline__ float delta_of_weights(const catalog_args& args, float delta) {
+    return BackwardTile<Row>::scales_ds ? delta * args.scale : delta;
+}
+
 // A tile that the block visits, of a head that counts from the group's first; none where tile < 0. In shared memory.
 struct Visit {
     int tile, head, halves;

@@ -1,5 +1,5 @@
 // Backward attention, last stage: dQ in its type, from its sums in float32, in which of every 8 columns the even ones
-// come first.
+// come first, unless its elements have 32 bits.
 #pragma once
 
 #include "bwd_rows.hpp"
@@ -26,11 +26,17 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
             odd[i] = __ldcs(reinterpret_cast<const float4*>(sums) + 1);
         }
 #pragma unroll
-        for (int i = 0; i < rows_in_flight; ++i)
-            if (rows.has(i))
-                *reinterpret_cast<uint4*>(rows.template of<T>(args.dq, i) + distance) =
-                    make_uint4(pack<T>(even[i].x, odd[i].x), pack<T>(even[i].y, odd[i].y),
-                               pack<T>(even[i].z, odd[i].z), pack<T>(even[i].w, odd[i].w));
+        for (int i = 0; i < rows_in_flight; ++i) {
+            if (!rows.has(i)) continue;
+            T* const dq = rows.template of<T>(args.dq, i) + distance;
+            if constexpr (sizeof(T) == 4) {
+                reinterpret_cast<float4*>(dq)[0] = even[i];
+                reinterpret_cast<float4*>(dq)[1] = odd[i];
+            } else {
+                *reinterpret_cast<uint4*>(dq) = make_uint4(pack<T>(even[i].x, odd[i].x), pack<T>(even[i].y, odd[i].y),
+                                                           pack<T>(even[i].z, odd[i].z), pack<T>(even[i].w, odd[i].w));
+            }
+        }
     }
 }
 

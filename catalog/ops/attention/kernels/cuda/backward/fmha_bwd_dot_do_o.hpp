@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
     for (int i = 0; i < rows_in_flight; ++i)
 #pragma unroll
         for (int piece = 0; piece < pieces; ++piece) {
-            grad_o[i][piece].bits = o[i][piece].bits = make_uint4(0, 0, 0, 0);
+            grad_o[i][piece].bits = o[i][piece].bits = EightBits<T>{};
             if (!rows.has(i) || rows.element(piece) >= args.hdim_v) continue;
             const int distance = rows.element(piece) - rows.element(0);
             grad_o[i][piece].bits = load_eight(rows.template of<const T>(args.grad_o, i) + distance);

@@ -4,20 +4,10 @@
 #include <numeric>
 
 #include "cuda/mma.hpp"
+#include "cuda/common/matrix_rows.hpp"
 #include "cuda/common/sequence.hpp"
 
 namespace catalog::cuda {
-
-// Rows of a tile in shared memory follow each other; their pieces of 16 bytes are permuted among eight, by the row's
-// number, so that the same column of eight rows lies in different banks; among four, by every second row's, where a row
-// is no multiple of 128 bytes. `panel_rows` > 0: in panels of that many rows of 128 bytes, as wgmma reads them.
-template <int row_bytes, int panel_rows = 0>
-__device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
-    if constexpr (panel_rows > 0)
-        return piece / 8 * (panel_rows * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
-    const int permutation = row_bytes % 128 == 0 ? row & 7 : row / 2 & 3;
-    return row * row_bytes + ((piece ^ permutation) << 4);
-}
 
 // The places of `rows` rows of a paged cache: lane i holds those of rows i, i + 32, ...
 template <class Row, int rows>

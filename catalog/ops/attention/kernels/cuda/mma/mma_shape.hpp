@@ -79,27 +79,7 @@ struct MmaThread {
     }
 };
 
-// Where a lane finds its rows of 8 x 8 matrices of 16 bits in one tile. Steps along the head dim change bits 5 and 6 of
-// the address, which the permutation of pieces occupies too, and then the address by 128; or bit 5, and then by 64.
-template <int row_bytes>
-class MatrixRows {
-    static constexpr int steps = row_bytes % 128 == 0 ? 4 : 2;
-
-   public:
-    // The lane's row of the first 16 rows, and its piece of the first two.
-    __device__ __forceinline__ MatrixRows(std::uint32_t tile, int row, int piece)
-        : address(tile + piece_offset<row_bytes>(row, piece)) {}
-
-    // In the 16 rows from `first_row` on, the 32 bytes from 32 * step on.
-    __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
-        return (address ^ (step % steps << 5)) + first_row * row_bytes + step / steps * (32 * steps);
-    }
-
-   private:
-    std::uint32_t address;
-};
-
-// The same, transposed, in a tile of values of vectorized pages, which have x tokens of a column together: see
+// As MatrixRows, transposed, in a tile of values of vectorized pages, which have x tokens of a column together: see
 // ValueVectors. Of 16, four matrices are those of 32 columns.
 template <int hdim, int x>
 class MatrixColumns {

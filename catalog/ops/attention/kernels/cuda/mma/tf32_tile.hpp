@@ -1,38 +1,11 @@
 // What MmaTile does, for elements of 32 bits: tensor cores multiply them in two parts, see tf32.hpp.
 #pragma once
 
-#include "cuda/tf32.hpp"
 #include "mma_queries.hpp"
 
 namespace catalog::cuda {
 
-// Where a lane finds the values of its two keys of every eight, in the column lane / 4 of every eight. Rows 2 (lane % 4) of
-// eight neighbours, and those that follow, are permuted differently: 32 lanes read from 32 banks.
-template <int hdim>
-class ValueRows {
-    using Rows = MatrixRows<hdim * 4>;
-
-   public:
-    __device__ __forceinline__ ValueRows(std::uint32_t tile, int lane)
-        : even(tile + lane / 4 % 4 * 4, lane % 4 * 2, lane / 16),
-          odd(tile + lane / 4 % 4 * 4, lane % 4 * 2 + 1, lane / 16) {}
-
-    // Of the eight keys from `first_key` on, in the columns from 8 n on.
-    __device__ __forceinline__ TwoTf32<2> load(int first_key, int n) const {
-        return TwoTf32<2>({load_word(even.at(first_key, n)), load_word(odd.at(first_key, n))});
-    }
-
-   private:
-    static __device__ __forceinline__ std::uint32_t load_word(std::uint32_t address) {
-        std::uint32_t word;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-        return word;
-    }
-
-    Rows even, odd;
-};
-
-// The same, in a tile of values of vectorized pages, which have both keys of a column together: see ValueVectors.
+// As ValueRows, in a tile of values of vectorized pages, which have both keys of a column together: see ValueVectors.
 template <int hdim>
 class ValuePairs {
    public:

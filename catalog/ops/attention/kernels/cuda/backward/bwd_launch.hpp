@@ -1,0 +1,122 @@
+// The main stage of backward: what its launches have in common. Host code, and a kernel that clears dQ.
+#pragma once
+
+#include "bwd_work.hpp"
+#include "cuda/common/launch.hpp"
+#include "cuda/kernel_launch.hpp"
+
+namespace catalog::cuda {
+
+inline constexpr int clear_threads = 512;
+
+// Sets numbers to 0, four at a time; the first one's address is a multiple of 16 bytes.
+template <class Row>
+__global__ void __launch_bounds__(clear_threads) clear_dq(std::uint32_t* numbers, std::int64_t count) {
+    follow_last_kernel();
+    const std::int64_t step = std::int64_t{gridDim.x} * clear_threads;
+    const std::int64_t first = std::int64_t{blockIdx.x} * clear_threads + threadIdx.x;
+    for (std::int64_t i = first; i < count / 4; i += step) reinterpret_cast<uint4*>(numbers)[i] = uint4{};
+    for (std::int64_t i = count / 4 * 4 + first; i < count; i += step) numbers[i] = 0;
+}
+
+// A kernel and not a memset, so that it and the kernels beside it start early.
+template <class Row>
+inline catalog_status launch_clear_dq(void* dq, std::int64_t bytes, cudaStream_t stream) {
+    constexpr std::int64_t most_blocks = 1024;
+    const std::int64_t blocks = std::clamp<std::int64_t>(divide_up(bytes / 16, clear_threads), 1, most_blocks);
+    return KernelLaunch(static_cast<unsigned>(blocks), clear_threads, 0, stream, Start::early)
+        .run(clear_dq<Row>, static_cast<std::uint32_t*>(dq), bytes / 4);
+}
+
+// Bytes of the counters that order additions to dQ.
+template <class Row>
+inline std::int64_t counter_bytes(const catalog_args& args) {
+    if (!Row::deterministic) return 0;
+    constexpr std::int64_t bytes = BackwardTile<Row>::slices * sizeof(std::int32_t);
+    return args.nhead_q * counters_of_head(args, Row::tile_m0) * bytes;
+}
+
+template <class Row>
+inline std::int32_t backward_workspace(const catalog_args* args, Uses uses, catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    if (const catalog_status status = dense_workspace(*args, uses, 1, *size); status != CATALOG_OK) return status;
+    size->dq_acc += counter_bytes<Row>(*args);
+    return CATALOG_OK;
+}
+
+// Bytes from the first element of dQ to the last, -1 where they are not dense: then they cannot be cleared.
+template <class Row>
+inline std::int64_t dense_dq_bytes(const catalog_args& args) {
+    const catalog_tensor& dq = args.dq_acc;
+    const bool group = Row::mode == Mode::group;
+    const std::int64_t tokens = group ? args.tokens_q : args.seqlen_q, batch = group ? 1 : args.batch;
+    if (batch * tokens != args.tokens_q) return -1;
+    const std::int64_t all = batch * args.nhead_q * tokens * args.hdim_q;
+    const std::int64_t last = (batch - 1) * dq.stride_batch + (args.nhead_q - 1) * dq.stride_nhead +
+                              (tokens - 1) * dq.stride_seqlen + args.hdim_q;
+    return last == all || all == 0 ? all * static_cast<std::int64_t>(sizeof(float)) : -1;
+}
+
+template <class Row>
+inline bool has_backward_tensors(const catalog_args& args) {
+    using T = typename Row::dtype;
+    const auto rows = [&](const catalog_tensor& tensor, std::int64_t nhead) {
+        return tensor.data && has_aligned_rows<T>(args, tensor, nhead);
+    };
+    if (args.seqlen_k > 0 && !(rows(args.dk, args.nhead_k) && rows(args.dv, args.nhead_k))) return false;
+    if (args.seqlen_q == 0) return true;
+    if (!args.dq_acc.data || !has_aligned_rows<float>(args, args.dq_acc, args.nhead_q)) return false;
+    if (args.seqlen_k == 0) return true;
+    return rows(args.q, args.nhead_q) && rows(args.k, args.nhead_k) && rows(args.v, args.nhead_k) &&
+           rows(args.grad_o, args.nhead_q) && args.lse.data && args.delta.data &&
+           (Row::bias != Bias::alibi || args.alibi_slopes.data) && (Row::bias != Bias::bias || args.bias.data) &&
+           (!Row::dbias || args.dbias.data) && (!Row::logits || args.logits_soft_cap > 0) &&
+           (!Row::block_mask || args.block_mask.data);
+}
+
+// Checks a call and clears dQ. CATALOG_OK with no blocks: there is nothing else to do.
+template <class Row>
+inline catalog_status begin_backward(const catalog_args* args, cudaStream_t stream, std::int64_t& blocks,
+                                     Sections& sections) {
+    using Tile = BackwardTile<Row>;
+    blocks = 0;
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
+    if (!valid_backward_sizes(*args) || !valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) || !starts ||
+        !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row::mask>(*args) ||
+        !valid_block_mask<Row, 64>(*args))
+        return CATALOG_BAD_ARGUMENT;
+    if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
+    if (!has_backward_tensors<Row>(*args) || args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
+    if (args->seqlen_q > 0) {
+        const std::int64_t bytes = dense_dq_bytes<Row>(*args);
+        if (bytes < 0) return CATALOG_BAD_ARGUMENT;
+        const std::int64_t all = bytes + counter_bytes<Row>(*args);
+        if (const catalog_status status = launch_clear_dq<Row>(args->dq_acc.data, all, stream); status != CATALOG_OK)
+            return status;
+    }
+    if (args->seqlen_k == 0) return CATALOG_OK;
+    constexpr std::int64_t most = 0x7fffffff;
+    if (args->batch * args->nhead_k > most) return CATALOG_BAD_ARGUMENT;
+    sections = sections_of<Row>(*args);
+    const std::int64_t wanted = divide_up(args->seqlen_k, Tile::n) * sections.section * Tile::slices;
+    if (wanted > most) return CATALOG_BAD_ARGUMENT;
+    blocks = wanted;
+    return CATALOG_OK;
+}
+
+// begin_backward() was called. More parameters of a kernel stand between the arguments and the sections.
+template <class Row, class Kernel, class... Parameters>
+inline catalog_status launch_blocks(const catalog_args& args, cudaStream_t stream, std::int64_t blocks,
+                                    const Sections& sections, Kernel kernel, const Parameters&... more) {
+    using Tile = BackwardTile<Row>;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::shared_bytes) != cudaSuccess)
+        return launched();
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(sections.heads, sections.section)));
+    return KernelLaunch(grid, Tile::threads, Tile::shared_bytes, stream, Start::early)
+        .in_clusters(Tile::slices)
+        .run(kernel, args, more..., sections);
+}
+
+}  // namespace catalog::cuda

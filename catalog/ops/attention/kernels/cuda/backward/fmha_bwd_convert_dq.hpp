@@ -15,15 +15,16 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
     const ThreadRows<Row, lanes> rows(args);
 #pragma unroll
     for (int piece = 0; piece < pieces_of(Row::hdim_q); ++piece) {
-        if (rows.element(piece) >= args.hdim_q) return;
+        const std::int64_t left = args.hdim_q - rows.element(piece);
+        if (left <= 0) return;
         const int distance = rows.element(piece) - rows.element(0);
-        float4 even[rows_in_flight], odd[rows_in_flight];
+        float4 even[rows_in_flight], odd[rows_in_flight];  // or the first four, and the others
 #pragma unroll
         for (int i = 0; i < rows_in_flight; ++i) {
             if (!rows.has(i)) continue;
             const float* const sums = rows.template of<const float>(args.dq_acc, i) + distance;
             even[i] = __ldcs(reinterpret_cast<const float4*>(sums));
-            odd[i] = __ldcs(reinterpret_cast<const float4*>(sums) + 1);
+            if (sizeof(T) < 4 || left > 4) odd[i] = __ldcs(reinterpret_cast<const float4*>(sums) + 1);
         }
 #pragma unroll
         for (int i = 0; i < rows_in_flight; ++i) {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
             T* const dq = rows.template of<T>(args.dq, i) + distance;
             if constexpr (sizeof(T) == 4) {
                 reinterpret_cast<float4*>(dq)[0] = even[i];
-                reinterpret_cast<float4*>(dq)[1] = odd[i];
+                if (left > 4) reinterpret_cast<float4*>(dq)[1] = odd[i];
             } else {
                 *reinterpret_cast<uint4*>(dq) = make_uint4(pack<T>(even[i].x, odd[i].x), pack<T>(even[i].y, odd[i].y),
                                                            pack<T>(even[i].z, odd[i].z), pack<T>(even[i].w, odd[i].w));

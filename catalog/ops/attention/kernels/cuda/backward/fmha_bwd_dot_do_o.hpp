@@ -22,8 +22,9 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
             grad_o[i][piece].bits = o[i][piece].bits = EightBits<T>{};
             if (!rows.has(i) || rows.element(piece) >= args.hdim_v) continue;
             const int distance = rows.element(piece) - rows.element(0);
-            grad_o[i][piece].bits = load_eight(rows.template of<const T>(args.grad_o, i) + distance);
-            o[i][piece].bits = load_eight(rows.template of<const T>(args.o, i) + distance);
+            const std::int64_t left = args.hdim_v - rows.element(piece);
+            grad_o[i][piece].bits = load_eight(rows.template of<const T>(args.grad_o, i) + distance, left);
+            o[i][piece].bits = load_eight(rows.template of<const T>(args.o, i) + distance, left);
         }
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i) {

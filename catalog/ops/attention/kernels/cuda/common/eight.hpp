@@ -30,7 +30,7 @@ __device__ __forceinline__ EightBits<T> load_eight(const T* elements, std::int64
     if constexpr (sizeof(T) < 4) {
         return __ldg(reinterpret_cast<const EightBits<T>*>(elements));
     } else {
-        EightBits<T> bits;
+        EightBits<T> bits{};
         bits.half[0] = __ldg(reinterpret_cast<const uint4*>(elements));
         if (left > 4) bits.half[1] = __ldg(reinterpret_cast<const uint4*>(elements) + 1);
         return bits;

@@ -55,7 +55,7 @@ class MmaBackward : BackwardScores<Row> {
         : Base(args, base, 0, number % Tile::key_groups), number(number), share(number / Tile::key_groups) {}
 
     // Columns of eight that are multiplied by turns: none waits for the last one.
-    static constexpr int together = 2;
+    static constexpr int together = 4;
 
     // `rows` rows of a head from a token on, of which `present` exist; others, and columns that do not, are zeros.
     template <int rows, int hdim>
@@ -141,7 +141,7 @@ class MmaBackward : BackwardScores<Row> {
         const MatrixRows<hdim * 4> keys(base + of_keys, 16 * warp + lane % 16, lane / 16);
         const MatrixRows<hdim * 4> queries(base + of_queries, share * columns + lane % 8 + (at_once == 1 ? lane / 16 * 8 : 0),
                                            at_once == 1 ? lane / 8 % 2 : lane / 8);
-#pragma unroll 2
+#pragma unroll 4
         for (int step = 0; step < hdim / 8; step += at_once) {
             std::uint32_t bits[4];
             if constexpr (at_once == 2) {

@@ -83,8 +83,7 @@ inline catalog_status begin_backward(const catalog_args* args, cudaStream_t stre
     blocks = 0;
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
-    if (!valid_backward_sizes(*args) || !valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) || !starts ||
-        !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row::mask>(*args) ||
+    if (!valid_backward_sizes(*args) || !valid_hdims<Row>(*args) || !starts || !valid_mask<Row::mask>(*args) ||
         !valid_block_mask<Row, 64>(*args))
         return CATALOG_BAD_ARGUMENT;
     if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;

@@ -45,7 +45,7 @@ template <class Row>
 inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStream_t stream) noexcept {
     using T = typename Row::dtype;
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
-    if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
+    if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d, in_vector<Row>)) return CATALOG_BAD_ARGUMENT;
     if (!has_queries(*args)) return CATALOG_OK;
     const bool valid = args->num_splits == 1 && args->dq.data && args->dq_acc.data &&
                        has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&

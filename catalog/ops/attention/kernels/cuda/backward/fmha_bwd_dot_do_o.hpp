@@ -47,7 +47,7 @@ template <class Row>
 inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStream_t stream) noexcept {
     using T = typename Row::otype;
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
-    if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
+    if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv, 16 / sizeof(T))) return CATALOG_BAD_ARGUMENT;
     if (!has_queries(*args)) return CATALOG_OK;
     const bool valid = args->grad_o.data && args->o.data && args->delta.data &&
                        (args->lse.data || !args->dlse.data) &&

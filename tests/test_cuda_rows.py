@@ -59,6 +59,7 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
 
 PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
 PAGE_FACTORS = {"dtype": "bf16kvfp8", "qscale": "kv_blockscale"}
+BLOCK_FACTORS = {"dtype": "bf16kvfp8", "qscale": "blockscale"}
 VECTORS = {"kv_memory_layout": "vectorized"}
 FP32 = {"dtype": "fp32"}
 SINK = {"mask": "window", "window": (128, 0), "sink_size": 4}
@@ -111,6 +112,8 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "bias": "bias"} | PREFILL,
     {"hdim_q": 256, "bias": "alibi", "dropout": 0.1} | PREFILL,
     {"hdim_q": 128} | SINK | PREFILL,
+    {"hdim_q": 128, "mask": "causal", "block_scale_size_kv": 48} | BLOCK_FACTORS,
+    {"hdim_q": 256, "bias": "bias", "lse": True} | SINK | BLOCK_FACTORS,
     {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "half", "page_size": 16},
     {"op": "appendkv", "hdim_q": 512, "seqlen_q": 1, "seqlen_new": 1, "rope": "inter"},
     {"op": "bwd", "hdim_q": 64, "deterministic": True},

@@ -111,6 +111,8 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 256, "bias": "bias", "dtype": "bf16kvfp8"} | PREFILL | VECTORS,
     {"hdim_q": 128, "bias": "bias"} | PREFILL,
     {"hdim_q": 256, "bias": "alibi", "dropout": 0.1} | PREFILL,
+    {"hdim_q": 192, "hdim_v": 128, "bias": "bias", "dropout": 0.1} | PREFILL | SINK,
+    {"hdim_q": 256, "logits_soft_cap": 50.0, "dropout": 0.1, "lse": True} | PREFILL | VECTORS,
     {"hdim_q": 128} | SINK | PREFILL,
     {"hdim_q": 128, "mask": "causal", "block_scale_size_kv": 48} | BLOCK_FACTORS,
     {"hdim_q": 256, "bias": "bias", "lse": True} | SINK | BLOCK_FACTORS,

@@ -59,8 +59,10 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
 
 PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
 PAGE_FACTORS = {"dtype": "bf16kvfp8", "qscale": "kv_blockscale"}
+BLOCK_FACTORS = {"dtype": "bf16kvfp8", "qscale": "blockscale"}
 VECTORS = {"kv_memory_layout": "vectorized"}
 FP32 = {"dtype": "fp32"}
+SINK = {"mask": "window", "window": (128, 0), "sink_size": 4}
 
 SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
@@ -73,8 +75,14 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "dtype": "fp8", "qscale": "pertensor", "mask": "causal"},
     {"hdim_q": 64, "dtype": "bf8", "qscale": "blockscale"},
     {"hdim_q": 256, "dtype": "fp8fp32", "qscale": "pertensor", "lse": True},
+    {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "pertensor", "bias": "bias", "mask": "causal"},
+    {"hdim_q": 64, "dtype": "bf8", "qscale": "blockscale", "bias": "bias", "lse": True} | SINK,
+    {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "dtype": "fp8", "bias": "bias", "page_size": 16},
+    {"op": "pagedkv", "hdim_q": 256, "page_size": 16, "dtype": "fp8fp32", "bias": "bias", "mask": "causal"},
+    {"hdim_q": 192, "hdim_v": 128, "dtype": "fp8bf16", "qscale": "kv_blockscale", "bias": "bias"} | PREFILL | SINK,
+    {"hdim_q": 64, "dtype": "bf8", "qscale": "pertensor", "bias": "bias"} | PREFILL | VECTORS,
     {"hdim_q": 128, "mask": "causal", "lse": True} | FP32,
-    {"hdim_q": 256, "mask": "window", "window": (128, 0), "sink_size": 4, "bias": "bias", "dropout": 0.1} | FP32,
+    {"hdim_q": 256, "bias": "bias", "dropout": 0.1} | SINK | FP32,
     {"hdim_q": 192, "hdim_v": 128, "block_mask_q": 64, "block_mask_kv": 64} | FP32,
     {"op": "splitkv", "hdim_q": 256, "seqlen_q": 1, "num_splits": 8, "page_size": 16} | FP32,
     {"op": "splitkv", "batch": 64, "hdim_q": 128, "seqlen_q": 1} | FP32,
@@ -92,22 +100,26 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "splitkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "seqlen_q": 1, "batch": 128},
     {"op": "pagedkv", "hdim_q": 576, "hdim_v": 512, "nhead_k": 1, "page_size": 16, "mask": "bottom_right"},
     {"op": "splitkv", "hdim_q": 512, "seqlen_q": 1, "logits_soft_cap": 50.0, "page_size": 16},
-    {"hdim_q": 512, "mask": "window", "window": (128, 0), "sink_size": 4, "bias": "bias"},
+    {"hdim_q": 512, "bias": "bias"} | SINK,
     {"hdim_q": 512, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16, "batch": 1, "seqlens_q": (2048,), "min_seqlen_q": 8},
     {"op": "pagedkv", "hdim_q": 256, "page_size": 4, "mask": "causal"},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "dtype": "bf16kvfp8", "qscale": "pertensor", "page_size": 16},
     {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "kv_blockscale", "mask": "causal"} | PREFILL,
-    {"hdim_q": 64, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL | PAGE_FACTORS,
+    {"hdim_q": 64} | SINK | PREFILL | PAGE_FACTORS,
     {"hdim_q": 256, "bias": "alibi"} | PREFILL | PAGE_FACTORS,
     {"hdim_q": 128, "mask": "causal"} | PREFILL | VECTORS,
     {"hdim_q": 64, "mask": "causal", "dtype": "fp8bf16", "qscale": "pertensor"} | PREFILL | VECTORS,
-    {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL | PAGE_FACTORS | VECTORS,
+    {"hdim_q": 128} | SINK | PREFILL | PAGE_FACTORS | VECTORS,
     {"hdim_q": 256, "bias": "bias", "dtype": "bf16kvfp8"} | PREFILL | VECTORS,
     {"hdim_q": 128, "bias": "bias"} | PREFILL,
     {"hdim_q": 256, "bias": "alibi", "dropout": 0.1} | PREFILL,
-    {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4} | PREFILL,
+    {"hdim_q": 192, "hdim_v": 128, "bias": "bias", "dropout": 0.1} | PREFILL | SINK,
+    {"hdim_q": 256, "logits_soft_cap": 50.0, "dropout": 0.1, "lse": True} | PREFILL | VECTORS,
+    {"hdim_q": 128} | SINK | PREFILL,
+    {"hdim_q": 128, "mask": "causal", "block_scale_size_kv": 48} | BLOCK_FACTORS,
+    {"hdim_q": 256, "bias": "bias", "lse": True} | SINK | BLOCK_FACTORS,
     {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "half", "page_size": 16},
     {"op": "appendkv", "hdim_q": 512, "seqlen_q": 1, "seqlen_new": 1, "rope": "inter"},
     {"op": "bwd", "hdim_q": 64, "deterministic": True},
@@ -115,7 +127,7 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "bwd", "hdim_q": 256, "mask": "causal"},
     {"op": "bwd", "hdim_q": 512, "mask": "causal", "deterministic": True},
     {"op": "bwd", "hdim_q": 320, "logits_soft_cap": 50.0},
-    {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4},
+    {"hdim_q": 128} | SINK,
     {"hdim_q": 64, "bias": "bias", "dropout": 0.1},
     {"hdim_q": 128, "mask": "causal", "block_mask_q": 128, "block_mask_kv": 128},
     {"hdim_q": 256, "bias": "bias", "block_mask_q": 64, "block_mask_kv": 64},

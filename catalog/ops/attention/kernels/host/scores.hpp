@@ -41,8 +41,6 @@ inline Float tanh(Float x) {
 // The scores of one work item: a head of K and V of one sequence.
 template <class Row>
 class Scores {
-    using BiasElement = std::conditional_t<has_query_bytes<Row>, float, QueryElement<Row>>;
-
    public:
     Scores(const catalog_args& args, const Sequence& seq, const Window& window)
         : args(args), seq(seq), window(window) {}
@@ -65,7 +63,7 @@ class Scores {
             each(columns, scores, [&](int, Float s) { return tanh(s) * cap; });
         }
         if constexpr (Row::bias == Bias::bias) {
-            const auto* bias = rows_of<const BiasElement>(args.bias, seq.batch, head, seq.first_q)[query] + key;
+            const auto* bias = rows_of<const BiasElement<Row>>(args.bias, seq.batch, head, seq.first_q)[query] + key;
             const std::int64_t stored = seq.seqlen_k - key;
             each(columns, scores, [&](int j, Float s) { return s + load_first(bias + j, stored - j) * log2_e; });
         }

@@ -1,4 +1,4 @@
-// The elements of Q, which a row may have apart from those of K and V.
+// The elements of Q, which a row may have apart from those of K and V, and of an elementwise bias.
 #pragma once
 
 #include <type_traits>
@@ -23,5 +23,9 @@ inline constexpr bool has_bytes = sizeof(typename Row::dtype) == 1;
 
 template <class Row>
 inline constexpr bool has_query_bytes = sizeof(QueryElement<Row>) == 1;
+
+// Of an elementwise bias: those of Q, or float where Q has 8 bits.
+template <class Row>
+using BiasElement = std::conditional_t<has_query_bytes<Row>, float, QueryElement<Row>>;
 
 }  // namespace catalog

@@ -114,6 +114,12 @@ inline bool valid_block_mask(const catalog_args& args) {
            (args.block_mask.data || !has_keys(args));
 }
 
+// Whether there is a number of keys that share factors.
+template <class Row>
+inline bool valid_blocks(const catalog_args& args) {
+    return Row::qscale != Qscale::blockscale || args.block_scale_size_kv > 0;
+}
+
 // Those of quantised tensors.
 template <class Row>
 inline bool valid_factors(const catalog_args& args) {
@@ -144,7 +150,7 @@ inline catalog_status check_call(const catalog_args* args) {
         if (args->batch > 0 && (!args->seqstart_q || (!Row::paged_kv && !args->seqstart_k)))
             return CATALOG_BAD_ARGUMENT;
     const bool valid = valid_hdims<Row>(*args) && valid_mask<Row::mask>(*args) && valid_pages<Row>(*args) &&
-                       valid_inputs<Row>(*args);
+                       valid_blocks<Row>(*args) && valid_inputs<Row>(*args);
     return valid ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 

@@ -26,8 +26,8 @@ __device__ __forceinline__ float slope_of(const catalog_args& args, int sequence
 template <class Row>
 struct Scores {
     // Whether scores are finished before the softmax.
-    static constexpr bool finished =
-        Row::logits || Row::bias != Bias::none || Row::qscale == Qscale::kv_blockscale;
+    static constexpr bool finished = Row::logits || Row::bias != Bias::none ||
+                                     Row::qscale == Qscale::kv_blockscale || Row::qscale == Qscale::blockscale;
 
     float scale;     // of products
     float exponent;  // of scores, in the softmax

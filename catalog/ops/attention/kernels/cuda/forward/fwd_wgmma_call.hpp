@@ -214,7 +214,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.randval = static_cast<std::uint8_t*>(args.randval.data);
     call.randval_strides = byte_strides<std::uint8_t>(args.randval, batch, args.nhead_q, rows_q, 0);
     call.bias = args.bias.data;
-    call.bias_strides = byte_strides<T>(args.bias, batch, args.nhead_q, rows_q, 0);
+    call.bias_strides = byte_strides<BiasElement<Row>>(args.bias, batch, args.nhead_q, rows_q, 0);
     const bool in_blocks = Row::qscale == Qscale::blockscale;
     call.q_descales = descales_of(args.q_descale, in_blocks ? args.block_scale_size_q : most_tokens);
     call.k_descales = descales_of(args.k_descale, in_blocks ? args.block_scale_size_kv : most_tokens);

@@ -39,6 +39,7 @@ __device__ __forceinline__ float log_add(float a, float b) {
 template <class Row>
 class Softmax {
     using T = typename Row::dtype;
+    using B = BiasElement<Row>;
 
    public:
     static constexpr int keys = Row::tile_n0, elements = keys / 2;
@@ -74,7 +75,7 @@ class Softmax {
                 const std::int64_t row = work.first_q + min(query + 8 * r, work.seqlen_q - 1);
                 const std::int64_t offset = (Work<Row>::group ? 0 : work.batch) * strides.batch +
                                             work.head * strides.nhead + row * strides.seqlen;
-                bias[r] = reinterpret_cast<const T*>(static_cast<const char*>(call.bias) + offset) + lane_column;
+                bias[r] = reinterpret_cast<const B*>(static_cast<const char*>(call.bias) + offset) + lane_column;
             }
         }
         if constexpr (alibi)
@@ -215,7 +216,7 @@ class Softmax {
     float of_q[2], of_q_k[2], of_v;   // factors
     int begin[2], end[2], center[2];  // without the thread's first column
     int sinks;                        // likewise
-    const T* bias[2];                 // of the thread's rows, from its first column on
+    const B* bias[2];                 // of the thread's rows, from its first column on
     float max[2], sum[2];
 };
 

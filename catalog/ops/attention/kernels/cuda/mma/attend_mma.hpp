@@ -106,8 +106,11 @@ class MmaAttention {
     // To a slot of the ring: the next tile of K. A group even where there is no such tile: waits count groups.
     __device__ __forceinline__ void start_k(int key, int slot) {
         const std::uint32_t target = ring + slot * Shape::k_stage_bytes;
-        if constexpr (has_page_factors<Row>)
-            if (key < end) PageFactors<Row>::copy(args, work.head_k, target, thread.warp_m * Shape::copied, places);
+        if constexpr (has_key_factors<Row>)
+            if (key < end) {
+                const int first = thread.warp_m * Shape::copied;
+                KeyFactors<Row>::copy(args, work, target, first, key + thread.warp_n * keys + first, end, places);
+            }
         start(k_copy, target, key);
     }
 

@@ -2,9 +2,9 @@
 // its warp's rows have accumulated.
 #pragma once
 
+#include "key_factors.hpp"
 #include "mma_dropout.hpp"
 #include "mma_results.hpp"
-#include "page_factors.hpp"
 #include "row_scores.hpp"
 #include "tf32_tile.hpp"
 #include "wgmma_tile.hpp"
@@ -17,7 +17,7 @@ class MmaRows {
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys, hdim_v = Row::hdim_v;
     static constexpr bool has_factor =
-        Row::qscale == Qscale::pertensor || (has_page_factors<Row> && has_query_bytes<Row>);
+        Row::qscale == Qscale::pertensor || (has_key_factors<Row> && has_query_bytes<Row>);
 
    public:
     // `q`: the rows of Q in shared memory; `stored`: the keys that there are.
@@ -53,15 +53,15 @@ class MmaRows {
     // The group's keys of the tile that begins at `key`, in shared memory at `k`, are weighed. `all`: keys that every row
     // sees.
     __device__ __forceinline__ void weigh_keys(std::uint32_t k, int key, KeyRange all) {
-        if constexpr (has_page_factors<Row>)
-            if (const float change = page_factors.find_unit(k); change != 1.0f)
+        if constexpr (has_key_factors<Row>)
+            if (const float change = key_factors.find_unit(k); change != 1.0f)
                 multiply_o([&](int, int) { return change; });
         tile.multiply_q_k(k, zero_of(key));
-        if constexpr (has_page_factors<Row>) page_factors.multiply_scores(tile.s, k);
+        if constexpr (has_key_factors<Row>) key_factors.multiply_scores(tile.s, k);
         finish_scores(key + thread.warp_n * keys, all);
         weigh();
         if constexpr (Row::dropout) drop(args, work, MmaThread<Row>(zero_of(key)), key + thread.warp_n * keys, tile.s);
-        if constexpr (has_page_factors<Row>) page_factors.multiply_weights(tile.s, k);
+        if constexpr (has_key_factors<Row>) key_factors.multiply_weights(tile.s, k);
     }
 
     // Their values are added.
@@ -75,7 +75,7 @@ class MmaRows {
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) max[m][half] *= scores.exponent;
-        if constexpr (has_page_factors<Row>) multiply_o([&](int, int) { return page_factors.unit; });
+        if constexpr (has_key_factors<Row>) multiply_o([&](int, int) { return key_factors.unit; });
         MmaResults<Row, Target>(args, target, room, tile.o, max, sum, zero).finish();
     }
 
@@ -155,7 +155,7 @@ class MmaRows {
     std::conditional_t<has_factor, Scores<Row>, const Scores<Row>&> scores;
     using OfWarp = std::conditional_t<std::is_same_v<T, float>, Tf32Tile<Row>, MmaTile<Row>>;
     std::conditional_t<by_warpgroup<Row>, WgmmaTile<Row>, OfWarp> tile;
-    PageFactors<Row> page_factors;
+    KeyFactors<Row> key_factors;
     float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
 };
 

@@ -12,9 +12,9 @@ namespace catalog::cuda {
 template <class Row>
 inline constexpr bool by_warpgroup = false;
 
-// Whether the factors of keys and values are those of their page.
+// Whether the factors of keys and values are those of their page, or of a block of keys.
 template <class Row>
-inline constexpr bool has_page_factors = Row::qscale == Qscale::kv_blockscale;
+inline constexpr bool has_key_factors = Row::qscale == Qscale::kv_blockscale || Row::qscale == Qscale::blockscale;
 
 // How a block of a row's kernel is divided: `waves_n` groups of `waves_m` warps. The warps of a group have rows of
 // their own and share the keys that they copy and attend to; the groups divide the keys of each tile.
@@ -37,7 +37,7 @@ struct MmaShape {
     static constexpr int o_row_bytes = stages_o ? hdim_v * sizeof(typename Row::otype) : 0;
     static constexpr int staged_row_bytes = waves_n == 1 && o_row_bytes > q_row_bytes ? o_row_bytes : q_row_bytes;
     static constexpr int q_bytes = Row::tile_m0 * staged_row_bytes;
-    static constexpr int k_stage_bytes = k_bytes + (has_page_factors<Row> ? 2 * keys * 4 : 0);  // see PageFactors
+    static constexpr int k_stage_bytes = k_bytes + (has_key_factors<Row> ? 2 * keys * 4 : 0);  // see KeyFactors
     static constexpr int group_bytes = stages * (k_stage_bytes + v_bytes);
 
     // Results of the groups, to be merged: rows of O, then maxima and sums.

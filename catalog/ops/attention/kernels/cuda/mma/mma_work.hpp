@@ -2,6 +2,7 @@
 // sequence, and all keys or one part of them.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 
 #include "cuda/common/scores.hpp"
@@ -14,7 +15,7 @@ namespace catalog::cuda {
 template <class Row>
 struct MmaGrid {
     int tiles;  // of the longest sequence
-    Divisor heads, page_size;
+    Divisor heads, page_size;  // page_size: without pages, how many keys share factors
     Scores<Row> scores;
     KvSteps k_steps, v_steps;
 };
@@ -152,7 +153,8 @@ inline catalog_status launch_work(const catalog_args& args, void (*kernel)(catal
         return CATALOG_BAD_ARGUMENT;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
-    const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
+    const std::int64_t block = Row::qscale == Qscale::blockscale ? std::min(args.block_scale_size_kv, most_tokens) : 1;
+    const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : block),
                             Scores<Row>(args), Shape::KCopy::steps_of(args, args.k), Shape::VCopy::steps_of(args, args.v)};
     kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid, more...);
     return launched();

@@ -19,13 +19,13 @@ template <int keys, class Row, bool partial, class ScoreAt>
 __device__ __forceinline__ void finish_row(const catalog_args& args, const MmaWork<Row, partial>& work,
                                            const Scores<Row>& scores, const Window<Row::mask>& window, int row, int first,
                                            bool hidden, const ScoreAt& score_at) {
-    using T = QueryElement<Row>;
+    using B = BiasElement<Row>;
     const QueryRow at = work.row_at(row);
     if constexpr (Scores<Row>::finished) {
         // Rows behind the last one read the biases of the last.
         const QueryRow stored = work.row_at(::min(row, work.rows - 1));
-        [[maybe_unused]] const T* const biases =
-            rows_of<const T>(args.bias, work.seq.batch, work.head_of(stored), work.seq.first_q + stored.query) + first;
+        [[maybe_unused]] const B* const biases =
+            rows_of<const B>(args.bias, work.seq.batch, work.head_of(stored), work.seq.first_q + stored.query) + first;
         const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
         const int distance = first - window.center(at.query);
 #pragma unroll

@@ -1,5 +1,6 @@
-// Factors of keys and values where every head of every page has its own (kv_blockscale). They are copied with a tile of keys
-// and lie behind it in shared memory: a number for each key, then for each value.
+// Factors of keys and values where every head of every page has its own (kv_blockscale), or of every block of keys of a
+// sequence (blockscale). They are copied with a tile of keys and lie behind it in shared memory: a number for each key, then
+// for each value.
 //
 // Scores are multiplied by the factors of keys. Weights are multiplied by those of values relative to the largest factor so
 // far, so that they still fit fp16; O is in units of that factor.
@@ -10,25 +11,29 @@
 namespace catalog::cuda {
 
 template <class Row>
-class PageFactors {
+class KeyFactors {
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys;
 
    public:
     using Tile = float[atoms][keys / 8][4];
 
-    // Starts to copy the factors of the rows that a warp copies to the tile at `k`: `first` is the first one's number.
-    static __device__ __forceinline__ void copy(const catalog_args& args, int head, std::uint32_t k, int first,
-                                                const Places<Row, Shape::copied>& places) {
+    // Starts to copy the factors of the keys that a warp copies, from `key` on, to the tile at `k`, where `first` is the
+    // number of the first one. Keys from `end` on have none.
+    template <class Work>
+    static __device__ __forceinline__ void copy(const catalog_args& args, const Work& work, std::uint32_t k, int first,
+                                                int key, int end, const Places<Row, Shape::copied>& places) {
         const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
         for (int i = 0; i < places.count; ++i) {
             const int row = 32 * i + lane;
             if (row >= Shape::copied) break;
-            const int page = places.page[i];
+            const bool exists = Row::paged_kv ? places.page[i] >= 0 : key + row < end;
+            const int batch = Row::paged_kv ? max(places.page[i], 0) : work.seq.index;
+            const int block = Row::paged_kv || !exists ? 0 : work.grid.page_size.quotient(key + row);
             const std::uint32_t target = k + Shape::k_bytes + (first + row) * sizeof(float);
-            copy_async_word(target, factor_of(args.k_descale, page, head), page >= 0);
-            copy_async_word(target + keys * sizeof(float), factor_of(args.v_descale, page, head), page >= 0);
+            copy_async_word(target, factor_of(args.k_descale, batch, work.head_k, block), exists);
+            copy_async_word(target + keys * sizeof(float), factor_of(args.v_descale, batch, work.head_k, block), exists);
         }
     }
 
@@ -58,8 +63,11 @@ class PageFactors {
     float unit = 0x1p-100f;
 
    private:
-    static __device__ __forceinline__ const float* factor_of(const catalog_tensor& factors, int page, int head) {
-        return static_cast<const float*>(factors.data) + max(page, 0) * factors.stride_batch + head * factors.stride_nhead;
+    // `batch`: a page, or a sequence, whose blocks of keys have factors.
+    static __device__ __forceinline__ const float* factor_of(const catalog_tensor& factors, int batch, int head,
+                                                             int block) {
+        const std::int64_t offset = batch * factors.stride_batch + head * factors.stride_nhead;
+        return static_cast<const float*>(factors.data) + offset + (Row::paged_kv ? 0 : block * factors.stride_seqlen);
     }
 
     // Of the lane's two keys; `first`: their number but for the lane's part.

@@ -32,12 +32,24 @@ inline CUtensorMapSwizzle swizzle_of(std::size_t row_bytes) {
     return row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
 }
 
+// Whether TMA can address such a tensor. The driver would say so too, but tools that watch its calls report a refusal.
+template <int rank>
+inline bool addressable(const void* data, const std::uint64_t (&extents)[rank], const std::uint64_t (&strides)[rank - 1],
+                        const std::uint32_t (&box)[rank]) {
+    bool fits = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+    for (const std::uint64_t extent : extents) fits &= extent >= 1 && extent <= 1ull << 32;
+    for (const std::uint64_t stride : strides) fits &= stride % 16 == 0 && stride < 1ull << 40;
+    for (const std::uint32_t elements : box) fits &= elements >= 1 && elements <= 256;
+    return fits;
+}
+
 // Extents and box in elements, innermost axis first; strides in bytes, of all axes except the innermost. False: TMA
 // cannot address such a tensor. By default boxes are swizzled in rows of 128 bytes.
 template <class T, int rank>
 inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[rank],
                             const std::uint64_t (&strides)[rank - 1], const std::uint32_t (&box)[rank],
                             CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+    if (!addressable<rank>(data, extents, strides, box)) return false;
     static const auto encode = find_in_driver<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
     std::uint32_t steps[rank];
     for (std::uint32_t& step : steps) step = 1;

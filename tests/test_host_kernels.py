@@ -67,9 +67,13 @@ def build(catalog: Catalog, kernels: list[Kernel]) -> tuple[Artifact, ...]:
 def built_signatures(catalog: Catalog, op: Op, count: int | None) -> tuple[Signature, ...]:
     """The op's first signatures, their kernels compiled."""
     found = signatures(catalog, op)[:count]
-    simplest = [Problem(**problem_fields(signature, lambda *values: values[0])) for signature in found]
-    build(catalog, [kernel for problem in simplest for kernel in catalog.select(problem).kernels])
+    build(catalog, [kernel for signature in found for kernel in catalog.select(largest(signature)).kernels])
     return found
+
+
+def largest(signature: Signature) -> Problem:
+    """A problem of a signature, without a choice."""
+    return Problem(**problem_fields(signature, lambda *values: values[-1]))
 
 
 @dataclass
@@ -111,15 +115,23 @@ def run(plan: Plan, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
 def test_random_problems(
     catalog: Catalog, op: Op, count: int | None, examples: int, record_property: Callable[[str, object], None]
 ) -> None:
-    errors, drawn_signatures = Errors(), built_signatures(catalog, op, count)
+    """Problems that are drawn, and one of each signature whose kernels the drawn ones leave out."""
+    errors, drawn_signatures, ran = Errors(), built_signatures(catalog, op, count), set[Kernel]()
+
+    def compare(plan: Plan, seed: int) -> None:
+        inputs = draw_inputs(plan.problem, seed)
+        errors.add(plan, run(plan, inputs), reference(plan.problem, inputs), inputs)
+        ran.update(plan.kernels)
 
     @settings(drawn, max_examples=examples)
     @given(problems(drawn_signatures), st.integers(0, 99))
     def check(problem: Problem, seed: int) -> None:
-        inputs, plan = draw_inputs(problem, seed), catalog.select(problem)
-        errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
+        compare(catalog.select(problem), seed)
 
     check()
+    for plan in map(catalog.select, map(largest, drawn_signatures)):
+        if not ran.issuperset(plan.kernels):
+            compare(plan, SEED)
     errors.report(op, record_property)
 
 

@@ -58,8 +58,10 @@ kernel_rows = st.fixed_dictionaries(
 def test_any_kernel_survives_row_and_json(row: dict[str, Any]) -> None:
     kernel = AttentionKernel.from_row(row)
     assert AttentionKernel.from_row(kernel.to_row()) == kernel
-    again = AttentionKernel.model_validate_json(kernel.canonical_json)
+    written = kernel.canonical_json
+    again = AttentionKernel.model_validate_json(written)
     assert (again, again.id) == (kernel, kernel.id)
+    assert kernel.canonical_json == written, "its id, computed since, is no part of it"
 
 
 @st.composite

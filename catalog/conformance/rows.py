@@ -96,10 +96,12 @@ def _misfits(id: str, name: str, written: Mapping[str, Any], of: Operation) -> I
         yield "names round trip", f"{name}, as a model {renamed}"
         return
     parsed = grammar.parse(name)
-    expected = {name: written[name] for name in ("target", *of.traits) if name not in grammar.hidden}
-    if parsed is None or {name: parsed[name] for name in expected} != expected:
-        lost = "none" if parsed is None else ", ".join(name for name in expected if parsed[name] != expected[name])
-        yield "names round trip", f"{name}: read as {lost if parsed is None else f'another {lost}'}"
+    if parsed is None:
+        yield "names round trip", f"{name}: read as none"
+        return
+    lost = [column for column in ("target", *of.traits) if parsed[column] != written[column]]
+    if lost := [column for column in lost if column not in grammar.hidden]:
+        yield "names round trip", f"{name}: read as another {', '.join(lost)}"
 
 
 def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) -> Iterator[Finding]:

@@ -51,7 +51,7 @@ class Grammar:
 
     def name(self, row: Row) -> str:
         """The canonical name for a row of traits plus ``target``."""
-        return "".join(part.text(row) for part in self.parts)
+        return "".join([part.text(row) for part in self.parts])
 
     def sql(self) -> str:
         """SQL expression of the name over the kernel columns."""
@@ -147,7 +147,7 @@ def read_parts(parts: Sequence[Part], text: str, traits: Traits) -> dict[str, An
         read = _read_piece(part, piece)
         if read is None:
             return None
-        stated |= read
+        stated.update(read)
     return stated
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,12 +14,14 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from catalog.errors import RegistryError
 from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
-from catalog.schema.traits import Traits, TraitValue
+from catalog.schema.traits import TraitModel, Traits, TraitValue
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from catalog.schema.grammar import Grammar
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class Kernel(BaseModel):
@@ -77,7 +79,9 @@ class Kernel(BaseModel):
 
     @model_serializer(mode="wrap")
     def _by_its_own_words(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
+        return self._in_its_own_words(handler(self))
+
+    def _in_its_own_words(self, fields: dict[str, Any]) -> dict[str, Any]:
         fields[self.traits.variant] = fields.pop("variant")
         if not self.base:
             del fields["base"]
@@ -104,14 +108,17 @@ class Kernel(BaseModel):
 
         Later traits are absent at their defaults.
         """
-        fields = self.model_dump(mode="json")
+        # Group by group: the serializer of the whole would go through its result once more.
+        stated = {name: getattr(self, name) for name in type(self).model_fields}
+        groups = {name: stated[name].model_dump(mode="json") for name in ("signature", "algorithm")}
+        fields = self._in_its_own_words(stated | groups)
         fields.pop("base", None)
         for name in self.traits.later:
             group = fields[self.traits[name].group]
             spelled = self.traits.spelled.get(name, name)
             if group[spelled] == self.traits[name].default:
                 del group[spelled]
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return _CANONICAL.encode(fields)
 
     @property
     def family(self) -> str:
@@ -140,12 +147,19 @@ class Kernel(BaseModel):
                     hint=f"Install the package, or drop its kernels: catalog populate --arch {row['arch']}",
                 )
         cls.traits["family"].brought(row["family"])  # names it
-        groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
-        for trait in cls.traits.values():
-            value = row[trait.name]
-            groups[trait.group][trait.name] = bool(value) if trait.kind == "bool" else value
-        stated = (*cls.traits.identity, *({"base"} & set(row.keys())))
-        return cls(**{name: row[name] for name in stated}, **groups)
+        *identity, variant, target = cls.traits.identity
+        stated = {name: row[name] for name in (*identity, *({"base"} & set(row.keys())))}
+        signature, algorithm = (
+            _group(model, tuple([bool(row[name]) if is_bool else row[name] for name, is_bool in columns]))
+            for model, columns in cls.traits.columns_of.items()
+        )
+        return cls(**stated, variant=row[variant], target=row[target], signature=signature, algorithm=algorithm)
+
+
+@lru_cache(maxsize=8192)
+def _group(model: type[TraitModel], values: tuple[TraitValue, ...]) -> TraitModel:
+    """The signature or algorithm with these values, in the order of its fields. Many kernels share one."""
+    return model(**dict(zip(model.model_fields, values, strict=True)))
 
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

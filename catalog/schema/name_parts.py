@@ -83,7 +83,7 @@ class Extents:
     def text(self, row: Row) -> str:
         if row[self.fields[0]] == self.absent:
             return ""
-        return self.prefix + "x".join(str(row[field]) for field in self.fields)
+        return self.prefix + "x".join([str(row[field]) for field in self.fields])
 
     def sql(self) -> str:
         shown = sql_literal(self.prefix) + " || " + " || 'x' || ".join(self.fields)
@@ -147,7 +147,7 @@ class Choice:
         return self.fields
 
     def text(self, row: Row) -> str:
-        return self.texts[tuple(row[field] for field in self.fields)]
+        return self.texts[tuple([row[field] for field in self.fields])]
 
     def sql(self) -> str:
         whens = (

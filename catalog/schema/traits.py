@@ -174,6 +174,7 @@ class Traits(Mapping[str, Trait]):
             has its default, and its column comes last, where a migration can add it.
 
     Attributes:
+        columns_of: the signature's columns and the algorithm's, each with whether it holds a boolean.
         open: the traits with an :class:`OpenWord`: the family and the pipeline, in most operations.
     """
 
@@ -191,6 +192,12 @@ class Traits(Mapping[str, Trait]):
         self.identity = ("arch", "revision", "space", variant, "target")
         self._traits = {name: _as_trait(name, "signature", info) for name, info in signature.model_fields.items()}
         self._traits |= {name: _as_trait(name, "algorithm", info) for name, info in algorithm.model_fields.items()}
+        self.columns_of = MappingProxyType(
+            {
+                model: tuple((name, self._traits[name].kind == "bool") for name in model.model_fields)
+                for model in (signature, algorithm)
+            }
+        )
         self.open = tuple(trait for trait in self._traits.values() if trait.words is not None)
 
     def __getitem__(self, name: str) -> Trait:

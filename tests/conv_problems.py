@@ -82,20 +82,22 @@ def tensors_of(problem: ConvProblem, rng: random.Random) -> tuple[dict[str, Arra
 
 def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
     """Run a kernel on drawn problems; the largest share of a tolerance that was used."""
-    rng, used = random.Random(kernel.name), 0.0  # noqa: S311
-    for _ in range(problems):
-        problem = problem_of_row(kernel, rng)
-        inputs, result, around = tensors_of(problem, rng)
-        [made] = problem.made
-        expected = CONV.reference(problem, inputs)[made]
-        allowed = CONV.tolerances(problem, inputs, CONV.arithmetic(kernel))[made]
-        catalog.plan(problem, kernel).bind(inputs, outputs={made: result}).launch()
-        share = allowed.used(result, expected)
-        assert share <= 1, f"{made} is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"
-        result[...] = POISON
-        assert np.all(around == np.asarray(POISON, around.dtype)), f"{problem.key} wrote elsewhere on {kernel.name}"
-        used = max(used, share)
-    return used
+    rng = random.Random(kernel.name)  # noqa: S311
+    return max((check_problem(catalog, kernel, problem_of_row(kernel, rng), rng) for _ in range(problems)), default=0.0)
+
+
+def check_problem(catalog: Catalog, kernel: Kernel, problem: ConvProblem, rng: random.Random) -> float:
+    """Run a kernel on a problem; the share of the tolerance that was used."""
+    inputs, result, around = tensors_of(problem, rng)
+    [made] = problem.made
+    expected = CONV.reference(problem, inputs)[made]
+    allowed = CONV.tolerances(problem, inputs, CONV.arithmetic(kernel))[made]
+    catalog.plan(problem, kernel).bind(inputs, outputs={made: result}).launch()
+    share = allowed.used(result, expected)
+    assert share <= 1, f"{made} is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"
+    result[...] = POISON
+    assert np.all(around == np.asarray(POISON, around.dtype)), f"{problem.key} wrote elsewhere on {kernel.name}"
+    return share
 
 
 def _spread(array: Array, rng: random.Random) -> tuple[Array, Array]:

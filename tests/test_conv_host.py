@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from time import process_time, thread_time
 from typing import Any
@@ -14,7 +15,7 @@ import command
 import numpy as np
 import pytest
 from conftest import missing, slow_but
-from conv_problems import CONV, check, rows
+from conv_problems import CONV, check, check_problem, rows
 
 from catalog.errors import TensorError
 from catalog.ops.conv.arguments import ARGUMENTS
@@ -49,6 +50,19 @@ def of_plane(catalog: Catalog, direction: str) -> Kernel:
 
 def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     check(catalog, of_plane(catalog, "forward"), 40)
+
+
+@pytest.mark.parametrize("direction", slow_but(["forward", "bwd_weight"], DIRECTIONS))
+def test_depthwise_filters_of_three_columns(catalog: Catalog, direction: str) -> None:
+    """Width, stride and padding decide which columns are outside of the image; the last block of channels overlaps."""
+    where = f"pipeline = 'host_direct' AND dtype = 'fp32' AND ndim = 2 AND family = '{direction}'"
+    [kernel] = [row for row in rows(catalog, where) if row.signature.layout.value == "nhwgc"]
+    rng = random.Random(SEED)  # noqa: S311
+    for width, stride, pad in product((7, 8, 15, 29, 44), (1, 2), (0, 1, 2)):
+        c = rng.choice((8, 33, 48, 150))
+        axes: dict[str, Any] = {"size": (5, width), "filter": (3, 3), "stride": (stride,) * 2, "pad": (pad,) * 2}
+        problem = ConvProblem(n=2, c=c, k=c, g=c, direction=direction, dtype="fp32", **axes)
+        check_problem(catalog, kernel, problem, rng)
 
 
 @pytest.mark.slow

@@ -36,6 +36,24 @@ struct Range {
     std::int64_t first, end;
 };
 
+// The size of pieces into which `count` is divided, as few as are not larger than `most`, and about equally large.
+inline std::int64_t evenly(std::int64_t count, std::int64_t most) {
+    const std::int64_t pieces = (count + most - 1) / most;
+    return (count + pieces - 1) / pieces;
+}
+
+// Piece `at` of `count`, of a size each; the last one may be smaller.
+inline Range piece_of(std::int64_t at, std::int64_t size, std::int64_t count) {
+    return {at * size, std::min((at + 1) * size, count)};
+}
+
+// Takes a number apart: returns its remainder, and leaves its quotient.
+inline std::int64_t take_from(std::int64_t& number, std::int64_t divisor) {
+    const std::int64_t remainder = number % divisor;
+    number /= divisor;
+    return remainder;
+}
+
 // One axis of an index map. Position p of `count` is element `first + p * step` of the image that is computed. Its tap t of
 // `taps` is element `tap + t * tap_step` of the filter, and meets element `origin + p * stride + t * apart` of the image
 // that is read, which is zero outside of [0, extent).
@@ -163,5 +181,17 @@ struct Tap {
         return number;
     }
 };
+
+// Calls body(number) for the taps of a window in order, with the number of each in the whole filter.
+template <class Body>
+inline void for_each_tap(const Window& window, const Geometry& of, Body body) {
+    const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
+    for (std::int64_t d = 0; d < of_d.taps; ++d)
+        for (std::int64_t h = 0; h < of_h.taps; ++h) {
+            const std::int64_t plane = (of_d.tap + d * of_d.tap_step) * of.filter[1];
+            const std::int64_t row = (plane + of_h.tap + h * of_h.tap_step) * of.filter[2];
+            for (std::int64_t w = 0; w < of_w.taps; ++w) body(row + of_w.tap + w * of_w.tap_step);
+        }
+}
 
 }  // namespace catalog::conv

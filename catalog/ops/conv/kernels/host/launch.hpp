@@ -1,10 +1,12 @@
 // The launch of a row: the windows of its direction.
 #pragma once
 
+#include "depthwise_weight.hpp"
 #include "direct.hpp"
 #include "direct_weight.hpp"
 #include "geometry/call.hpp"
 #include "host/choice.hpp"
+#include "in_place.hpp"
 #include "line_product.hpp"
 #include "padded.hpp"
 #include "panel.hpp"
@@ -14,6 +16,17 @@
 #include "winograd_weight.hpp"
 
 namespace catalog::host {
+
+// Runs the first of some kernels that supports a window.
+template <class... Kernels>
+inline catalog_status run_first(const catalog_args& args, const Geometry& of, const Window& window, int threads) {
+    catalog_status status = CATALOG_UNSUPPORTED;
+    const auto run = [&](auto run_one) {
+        if (status == CATALOG_UNSUPPORTED) status = run_one();
+    };
+    (run([&] { return Kernels(args, of, window, threads).run(); }), ...);
+    return status;
+}
 
 template <class Row>
 inline std::int32_t launch(const catalog_args* args) noexcept {
@@ -33,15 +46,15 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
     if constexpr (Row::direct)
         return with_reading(*args, [&](auto reading) {
             return compute([&](const Window& window) {
-                // With 32 registers, NarrowGroups has enough of them.
-                constexpr bool pads = Row::direction != Direction::bwd_weight && reading == Reading::own;
-                if constexpr (pads && vector_registers < 32) {
-                    const catalog_status status = PaddedDepthwise<Row>(*args, of, window, threads).run();
-                    if (status != CATALOG_UNSUPPORTED) return status;
-                }
-                using Kernel = std::conditional_t<Row::direction == Direction::bwd_weight, NarrowGradients<Row, reading>,
+                using Narrow = std::conditional_t<Row::direction == Direction::bwd_weight, NarrowGradients<Row, reading>,
                                                   NarrowGroups<Row, reading>>;
-                return Kernel(*args, of, window, threads).run();
+                // With 32 registers, kernels of narrow groups have enough of them.
+                if constexpr (reading != Reading::own || vector_registers == 32)
+                    return Narrow(*args, of, window, threads).run();
+                else if constexpr (Row::direction == Direction::bwd_weight)
+                    return run_first<DepthwiseGradients<Row>, Narrow>(*args, of, window, threads);
+                else
+                    return run_first<DepthwiseInPlace<Row>, PaddedDepthwise<Row>, Narrow>(*args, of, window, threads);
             });
         });
     else if constexpr (Row::transformed)

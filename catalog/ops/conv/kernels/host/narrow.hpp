@@ -90,21 +90,21 @@ template <bool is_forward, class T, Reading reading>
 inline void pack_factors(const catalog_args& args, const Geometry& of, const Window& window,
                          const Groups<T, reading>& groups, std::int64_t number, float* to) {
     const ChannelBlock block = groups.block(number);
-    const std::int64_t width = groups.width, stride = args.weight.stride_first, taps = window.taps();
+    const std::int64_t width = groups.width, stride = args.weight.stride_first;
     const T* first[lanes];  // what each lane multiplies with channel 0 of its group
     for (int lane = 0; lane < block.count; ++lane) {
         const std::int64_t channel = block.first + lane, in_group = channel % width;
         first[lane] = static_cast<const T*>(args.weight.data) +
                       (is_forward ? channel * stride : (channel - in_group) * stride + in_group);
     }
-    for (std::int64_t t = 0; t < taps; ++t) {
-        const std::int64_t tap = Tap(window, t).number(window, of) * width;
+    for_each_tap(window, of, [&](std::int64_t number) {
+        const std::int64_t tap = number * width;
         for (std::int64_t j = 0; j < width; ++j, to += lanes) {
             T row[lanes] = {};
             for (int lane = 0; lane < block.count; ++lane) row[lane] = first[lane][tap + j * (is_forward ? 1 : stride)];
             store(to, load(row));
         }
-    }
+    });
 }
 
 // What a filter reads outside of an image.
@@ -146,8 +146,9 @@ inline bool are_large(const catalog_args& args, const Image<T>& one, const Image
 // Prefetches some blocks of channels at `positions` positions, `apart` elements from each other.
 template <bool for_writing, class T>
 inline void ask(const T* from, std::int64_t positions, std::int64_t apart, std::int64_t blocks) {
+    constexpr std::int64_t of_line = std::max<std::int64_t>(64 / (lanes * sizeof(T)), 1);
     for (std::int64_t i = 0; i < positions; ++i)
-        for (std::int64_t block = 0; block < blocks; ++block)
+        for (std::int64_t block = 0; block < blocks; block += of_line)
             __builtin_prefetch(from + i * apart + block * lanes, for_writing, 2);
     asm volatile("");  // g++ removes calls of functions that do nothing but prefetch
 }

@@ -1,7 +1,7 @@
-// Depthwise convolutions whose taps along a row are neighbours, from rows that are copied first: as float32, vector after
-// vector of channels, with the zeros around the image. All positions are computed alike, elements are converted
-// once, and what a tile of positions reads is at distances that are known when it is compiled. In the tensor, distances
-// depend on the number of channels: with 16 registers, they would be loaded from memory again and again.
+// Depthwise convolutions whose taps along a row are neighbours, of any number, from rows that are copied first: as float32,
+// vector after vector of channels, with the zeros around the image. All positions are computed alike, elements are
+// converted once, and what a tile of positions reads is at distances that are known when it is compiled. In the tensor,
+// distances depend on the number of channels: with 16 registers, they would be loaded from memory again and again.
 //
 // An item is a strip of an image: some channels of some positions across, row after row. Copied rows stay in the first
 // cache until the last row that meets them is computed.
@@ -63,14 +63,14 @@ class PaddedDepthwise {
             float* const room = thread_room<struct PaddedRows, float>().reserve(of_block * blocks_per_item);
             Meeting* const meetings = thread_room<struct PaddedMeetings, Meeting>().reserve(of_d->taps * of_h->taps);
             if (!room || !meetings) return failed.store(true);
-            const std::int64_t part = item % parts, at = item / parts % strips, band = item / parts / strips % bands;
-            const Strip of_item{room, meetings, item / parts / strips / bands, at * wide, part * blocks_per_item,
-                                std::min((part + 1) * blocks_per_item, blocks)};
-            const Range of_band{band * rows, std::min((band + 1) * rows, of_h->count)};
+            const Range part = piece_of(take_from(item, parts), blocks_per_item, blocks);
+            const std::int64_t position = take_from(item, strips) * wide;
+            const Range of_band = piece_of(take_from(item, bands), rows, of_h->count);
+            const Strip of_item{room, meetings, item, position, part.first, part.end};
             if (of_w->stride == 1)
-                of_w->taps == 3 ? compute_rows<1, 3>(of_item, of_band) : compute_rows<1, 0>(of_item, of_band);
+                compute_rows<1>(of_item, of_band);
             else
-                of_w->taps == 3 ? compute_rows<2, 3>(of_item, of_band) : compute_rows<2, 0>(of_item, of_band);
+                compute_rows<2>(of_item, of_band);
             storing.finish();
         });
         return failed ? CATALOG_NO_MEMORY : CATALOG_OK;
@@ -90,7 +90,7 @@ class PaddedDepthwise {
         std::int64_t block, end;  // of channels
     };
 
-    template <int step, int wide_taps>
+    template <int step>
     void compute_rows(const Strip& of_item, const Range& rows) const {
         const Axis &of_d = window.axis[0], &of_h = window.axis[1];
         const std::int64_t d = of_item.plane % of_d.count, image = of_item.plane / of_d.count;
@@ -108,8 +108,7 @@ class PaddedDepthwise {
                              (td * kept + next % kept) * wide_copied * lanes);
                 }
             const std::int64_t place = made.index(of_d.first + d * of_d.step, of_h.first + h * of_h.step, 0);
-            compute_row<step, wide_taps>(of_item, deep, h,
-                                         made.data + image * made.stride_image + place * made.all_channels);
+            compute_row<step>(of_item, deep, h, made.data + image * made.stride_image + place * made.all_channels);
         }
     }
 
@@ -133,11 +132,11 @@ class PaddedDepthwise {
     }
 
     // The strip's positions of a row, whose elements begin at `row`.
-    template <int step, int wide_taps>
+    template <int step>
     void compute_row(const Strip& of_item, const Range& deep, std::int64_t h, T* row) const {
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         const Range high = of_h.inside(h);
-        const std::int64_t of_row = (wide_taps > 0 ? wide_taps : of_w.taps) * lanes;
+        const std::int64_t of_row = of_w.taps * lanes;
         Meeting* const meetings = of_item.meetings;
         Meeting* end = meetings;
         for (std::int64_t td = deep.first; td < deep.end; ++td) {
@@ -167,11 +166,12 @@ class PaddedDepthwise {
 #pragma GCC unroll 8
                 for (int i = 0; i < positions; ++i) sums[i] = Float{};
                 for (const Meeting* of = meetings; of < end; ++of)
-                    if constexpr (wide_taps > 0)
-                        add_taps<step, wide_taps>(from + of->row, factors + of->factors, sums);
-                    else
-                        for (std::int64_t t = 0; t < of_row; t += lanes)
-                            add_taps<step, 1>(from + of->row + t, factors + of->factors + t, sums);
+                    for (std::int64_t t = 0; t < of_row; t += lanes) {
+                        const float* const read = from + of->row + t;
+                        const Float factor = load(factors + of->factors + t);
+#pragma GCC unroll 8
+                        for (int i = 0; i < positions; ++i) sums[i] += load(read + i * step * lanes) * factor;
+                    }
                 T* to = first + begin * apart + block.first;
                 if (stores_all) {
                     if (collects) to = collected + begin * channels + (number - of_item.block) * lanes;
@@ -190,22 +190,6 @@ class PaddedDepthwise {
         if (collects)
             for (std::int64_t i = 0; i < count; ++i)
                 storing.copy(collected + i * channels, channels, first + i * apart + of_item.block * lanes);
-    }
-
-    // Adds the products of `some` taps, which are neighbours, to the sums.
-    template <int step, int some>
-    [[gnu::always_inline]] static void add_taps(const float* from, const float* weights, Float (&sums)[positions]) {
-        Float factor[some];
-#pragma GCC unroll 4
-        for (int t = 0; t < some; ++t) factor[t] = load(weights + t * lanes);
-#pragma GCC unroll 16
-        for (int column = 0; column < step * (positions - 1) + some; ++column) {
-            const Float x = load(from + column * lanes);
-#pragma GCC unroll 4
-            for (int t = 0; t < some; ++t)
-                if (column >= t && (column - t) % step == 0 && column - t < step * positions)
-                    sums[(column - t) / step] += x * factor[t];
-        }
     }
 
     const catalog_args& args;

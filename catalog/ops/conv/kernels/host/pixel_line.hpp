@@ -8,24 +8,6 @@
 
 namespace catalog::host {
 
-// The size of pieces into which `count` is divided, as few as are not larger than `most`, and about equally large.
-inline std::int64_t evenly(std::int64_t count, std::int64_t most) {
-    const std::int64_t pieces = (count + most - 1) / most;
-    return (count + pieces - 1) / pieces;
-}
-
-// Piece `at` of `count`, of a size each; the last one may be smaller.
-inline Range piece_of(std::int64_t at, std::int64_t size, std::int64_t count) {
-    return {at * size, std::min((at + 1) * size, count)};
-}
-
-// Takes a number apart: returns its remainder, and leaves its quotient.
-inline std::int64_t take_from(std::int64_t& number, std::int64_t divisor) {
-    const std::int64_t remainder = number % divisor;
-    number /= divisor;
-    return remainder;
-}
-
 // The distances of rows, in pixels, and of images, in rows, within a line.
 struct LineShape {
     std::int64_t pitch, high;

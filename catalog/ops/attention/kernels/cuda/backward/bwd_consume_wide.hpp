@@ -63,7 +63,8 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
                                                 args.dk);
         Base::finish_stores();
         if constexpr (Row::store_randval)
-            if (args.randval.data && slice_of<Row>() == 0) Base::store_random_bytes(static_cast<int>(threadIdx.x) - 128, Tile::consumers);
+            if (args.randval.data && slice_of<Row>() == 0)
+                Base::store_random_bytes(static_cast<int>(threadIdx.x) - 128, Tile::consumers);
     }
 
    private:

@@ -25,24 +25,11 @@ class MmaBackward : BackwardScores<Row> {
         float dk[Tile::columns_k / 2], dv[Tile::columns_v / 2];
         Base::clear(dk);
         Base::clear(dv);
-        const int heads = work.heads(), begin = work.begin(), end = work.end();
-        if (begin < end) {
+        if (work.begin() < work.end()) {
             const int first_token = work.first_k() + Base::first_key(), present = work.seqlen_k() - Base::first_key();
             copy<Tile::n, Row::hdim_q>(Tile::k_at, args.k, args.hdim_q, work.head_k(), first_token, present);
             copy<Tile::n, Row::hdim_v>(Tile::v_at, args.v, args.hdim_v, work.head_k(), first_token, present);
-            load(0, begin, 0);
-            for (int head = 0, tile = begin, stage = 0; head < heads; stage ^= 1) {
-                copy_wait<0>();
-                __syncthreads();  // everybody is done with the tile before, too
-                const bool last = tile + 1 == end;
-                const int next_head = head + last, next_tile = last ? begin : tile + 1;
-                if (next_head < heads) load(next_head, next_tile, stage ^ 1);
-                visit(head, tile, stage, dk, dv);
-                if (Row::deterministic && last && threadIdx.x == 0)
-                    work.next_head(args.dq_acc.stride_nhead, counters_of_head(args, m));
-                head = next_head;
-                tile = next_tile;
-            }
+            visit_all(dk, dv);
         }
         store(dk, args.dk, args.hdim_q, Base::final_scale());
         store(dv, args.dv, args.hdim_v, Base::final_scale_v());
@@ -56,6 +43,32 @@ class MmaBackward : BackwardScores<Row> {
 
     // Columns of eight that are multiplied by turns: none waits for the last one.
     static constexpr int together = 4;
+
+    // Each warp finds the tiles for itself.
+    __device__ __forceinline__ void visit_all(float (&dk)[Tile::columns_k / 2], float (&dv)[Tile::columns_v / 2]) {
+        int tile = -1, of_head = 0, stage = 0;  // what is copied and not yet multiplied; stage: where the next one goes
+        const auto multiply = [&] { visit(of_head, tile, stage ^ 1, dk, dv); };
+        const auto await_copies = [&] {
+            copy_wait<0>();
+            __syncthreads();  // everybody is done with the tile before, too
+        };
+        for (int head = 0; head < work.heads(); ++head) {
+            TileWalk<Row> walk(args, work, head);
+            for (int next = walk.first(); next < work.end(); next = walk.after(next)) {
+                if (tile >= 0) await_copies();
+                load(head, next, stage);
+                if constexpr (Row::block_mask)
+                    if (threadIdx.x == 0) Visit{next, head, walk.halves()}.store(Tile::visit_at(base, stage));
+                if (tile >= 0) multiply();
+                tile = next;
+                of_head = head;
+                stage ^= 1;
+            }
+        }
+        if (tile < 0) return;
+        await_copies();
+        multiply();
+    }
 
     // `rows` rows of a head from a token on, of which `present` exist; others, and columns that do not, are zeros.
     template <int rows, int hdim>
@@ -98,7 +111,7 @@ class MmaBackward : BackwardScores<Row> {
     }
 
     __device__ __forceinline__ void visit(int head, int tile, int stage, float (&dk)[Tile::columns_k / 2],
-                                          float (&dv)[Tile::columns_v / 2]) const {
+                                          float (&dv)[Tile::columns_v / 2]) {
         constexpr int columns = Tile::columns;
         const int q = Tile::q_at + stage * Tile::q_bytes, grad_o = Tile::grad_o_at + stage * Tile::grad_o_bytes;
         const int first_column = share * columns;
@@ -211,10 +224,14 @@ class MmaBackward : BackwardScores<Row> {
     }
 
     // In the block's turn, where results must be the same bits every time.
-    __device__ __forceinline__ void add_dq(int head, int tile, const float (&dq)[Tile::columns_q / 2]) const {
+    __device__ __forceinline__ void add_dq(int head, int tile, const float (&dq)[Tile::columns_q / 2]) {
         const Turns<Row> turns{args, work, head};
         if constexpr (Row::deterministic) {
-            if (threadIdx.x == 0) turns.wait(tile);
+            if (threadIdx.x == 0) {
+                for (; counted_head < head; ++counted_head)
+                    work.next_head(args.dq_acc.stride_nhead, counters_of_head(args, m));
+                turns.wait(tile);
+            }
             __syncthreads();
         }
         const int query = tile * m + number % Tile::query_groups * 16 + lane / 4;
@@ -269,6 +286,7 @@ class MmaBackward : BackwardScores<Row> {
     }
 
     const int number, share;  // the warp's, among those of the block, and among those with its keys
+    int counted_head = 0;     // the head whose counters are in memory
 };
 
 }  // namespace catalog::cuda

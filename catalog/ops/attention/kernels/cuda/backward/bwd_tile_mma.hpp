@@ -37,8 +37,14 @@ struct BackwardTile<Row, true> {
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int p_at = grad_o_at + stages * grad_o_bytes, ds_at = p_at + weights_bytes;
     static constexpr int lse_at = ds_at + weights_bytes, delta_at = lse_at + stages * row_bytes;
-    static constexpr int work_at = delta_at + stages * row_bytes, shared_bytes = work_at + 72;
+    static constexpr int work_at = delta_at + stages * row_bytes, visits_at = work_at + (Row::block_mask ? 80 : 72);
+    static constexpr int shared_bytes = visits_at + (Row::block_mask ? stages * visit_bytes : 0);
     static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
+
+    // The Visit whose tile is in a stage.
+    static __device__ __forceinline__ std::uint32_t visit_at(std::uint32_t base, int stage) {
+        return base + visits_at + stage * visit_bytes;
+    }
 };
 
 }  // namespace catalog::cuda

@@ -115,7 +115,7 @@ struct BackwardWork {
         }
         if constexpr (Row::block_mask) {
             const int keys = static_cast<int>(args.block_mask_kv);
-            const int entries[2] = {first_key / keys, min(first_key + Tile::n - 64, sequence.seqlen_k - 1) / keys};
+            const int entries[2] = {first_key / keys, min(first_key + max(Tile::n - 64, 0), sequence.seqlen_k - 1) / keys};
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 72 + 4 * i), "r"(entries[i]) : "memory");

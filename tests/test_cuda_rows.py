@@ -41,6 +41,7 @@ ROWS = (
     (Family.BATCH_PREFILL, Pipeline.SM90_WGMMA),
     (Family.FWD_APPENDKV, Pipeline.NO),
     (Family.BWD_DOT_DO_O, Pipeline.NO),
+    (Family.BWD_DQ_DK_DV, Pipeline.SM90_MMA),
     (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA),
     (Family.BWD_CONVERT_DQ, Pipeline.NO),
 )
@@ -92,6 +93,7 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "bwd", "hdim_q": 64, "bias": "bias", "dbias": True, "dropout": 0.1} | FP32,
     {"op": "bwd", "hdim_q": 128, "mask": "causal", "deterministic": True} | FP32,
     {"op": "bwd", "hdim_q": 192, "hdim_v": 128, "bias": "alibi", "dropout": 0.1} | FP32,
+    {"op": "bwd", "hdim_q": 128, "block_mask_q": 64, "block_mask_kv": 64, "deterministic": True} | FP32,
     {"op": "bwd", "hdim_q": 256, "mask": "window", "window": (128, 0), "logits_soft_cap": 50.0} | FP32,
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8, "dtype": "fp8"},

@@ -84,7 +84,7 @@ inline catalog_status begin_backward(const catalog_args* args, cudaStream_t stre
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
     if (!valid_backward_sizes(*args) || !valid_hdims<Row>(*args) || !starts || !valid_mask<Row::mask>(*args) ||
-        !valid_block_mask<Row, 64>(*args))
+        !valid_block_mask<Row, std::min(Tile::n, 64)>(*args))
         return CATALOG_BAD_ARGUMENT;
     if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
     if (!has_backward_tensors<Row>(*args) || args->num_splits != 1) return CATALOG_BAD_ARGUMENT;

@@ -106,6 +106,7 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 512, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16, "batch": 1, "seqlens_q": (2048,), "min_seqlen_q": 8},
     {"op": "pagedkv", "hdim_q": 256, "page_size": 4, "mask": "causal"},
+    {"op": "pagedkv", "hdim_q": 256, "page_size": 16, "bias": "bias", "dtype": "bf16kvfp8"},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "dtype": "bf16kvfp8", "qscale": "pertensor", "page_size": 16},
     {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"hdim_q": 128, "dtype": "fp8bf16", "qscale": "kv_blockscale", "mask": "causal"} | PREFILL,

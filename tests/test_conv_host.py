@@ -58,7 +58,7 @@ def test_depthwise_filters_of_three_columns(catalog: Catalog, direction: str) ->
     where = f"pipeline = 'host_direct' AND dtype = 'fp32' AND ndim = 2 AND family = '{direction}'"
     [kernel] = [row for row in rows(catalog, where) if row.signature.layout.value == "nhwgc"]
     rng = random.Random(SEED)  # noqa: S311
-    for width, stride, pad in product((7, 8, 15, 29, 44), (1, 2), (0, 1, 2)):
+    for width, stride, pad in product((7, 15, 44), (1, 2), (0, 1, 2)):
         c = rng.choice((8, 33, 48, 150))
         axes: dict[str, Any] = {"size": (5, width), "filter": (3, 3), "stride": (stride,) * 2, "pad": (pad,) * 2}
         problem = ConvProblem(n=2, c=c, k=c, g=c, direction=direction, dtype="fp32", **axes)

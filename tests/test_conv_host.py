@@ -52,7 +52,8 @@ def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     check(catalog, of_plane(catalog, "forward"), 40)
 
 
-@pytest.mark.parametrize("direction", slow_but(["forward"], DIRECTIONS))
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_depthwise_filters_of_three_columns(catalog: Catalog, direction: str) -> None:
     """Width, stride and padding decide which columns are outside of the image; the last block of channels overlaps."""
     where = f"pipeline = 'host_direct' AND dtype = 'fp32' AND ndim = 2 AND family = '{direction}'"

@@ -49,7 +49,9 @@ class DepthwiseGradients {
                         add_piece<step>(piece / bands, piece_of(piece % bands, rows, of_h.count), part, to);
             });
         });
-        parallel_for(args, threads, blocks, [&](std::int64_t block) { store_weights(block); });
+        parallel_for(args, threads, blocks, [&](std::int64_t block) {
+            store_gradients(args, groups, block, sums, taps * lanes, chunks);
+        });
         return CATALOG_OK;
     }
 
@@ -142,20 +144,6 @@ class DepthwiseGradients {
             float* const at = to + (i * wide + j) * lanes;
             store(at, load(at) + total[i][j]);
         });
-    }
-
-    void store_weights(std::int64_t number) const {
-        const ChannelBlock block = groups.block(number);
-        const std::int64_t stride = args.weight.stride_first, of_chunk = groups.blocks() * taps * lanes;
-        T* const weight = static_cast<T*>(args.weight.data) + block.first * stride;
-        for (std::int64_t at = 0; at < taps; ++at) {
-            const float* const from = sums + (number * taps + at) * lanes;
-            Float sum = load(from);
-            for (std::int64_t chunk = 1; chunk < chunks; ++chunk) sum += load(from + chunk * of_chunk);
-            T row[lanes];
-            store(row, sum);
-            for (int lane = block.skipped; lane < block.count; ++lane) weight[lane * stride + at] = row[lane];
-        }
     }
 
     const catalog_args& args;

@@ -12,9 +12,11 @@
 namespace catalog::host {
 
 template <class Row, Reading reading>
-class NarrowGroups {
+class NarrowGroups : NarrowConvolution<Row, reading> {
+    using Base = NarrowConvolution<Row, reading>;
+    using Base::args, Base::groups, Base::is_large, Base::made, Base::packed, Base::read, Base::storing, Base::taps;
+    using Base::threads, Base::window;
     using T = typename Row::dtype;
-    static constexpr bool is_forward = Row::direction == Direction::forward;
     static constexpr int positions = 7, rows_at_once = 2;
     // Whether tiles of filters of three columns leave out what is outside of the image, and Multiples are their distances.
     static constexpr bool leaves_out = vector_registers < 32 && reading == Reading::elements;
@@ -22,27 +24,11 @@ class NarrowGroups {
 
    public:
     NarrowGroups(const catalog_args& args, const Geometry& of, const Window& window, int threads)
-        : args(args),
-          of(of),
-          window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
-          threads(threads),
-          groups(args),
-          taps(window.taps()),
-          interior(window.axis[2]),
-          read(is_forward ? Image<T>(args.input, of.size, args.c, 1, 0, true)
-                          : Image<T>(args.output, of.out, args.k, 1, 0, true)),
-          made(is_forward ? Image<T>(args.output, of.out, args.k, 1, 0, true)
-                          : Image<T>(args.input, of.size, args.c, 1, 0, true)),
-          is_large(are_large(args, read, made)),
-          storing(made.data, args.n * made.volume() * made.all_channels * static_cast<std::int64_t>(sizeof(T))) {}
+        : Base(args, of, window, threads), interior(window.axis[2]) {}
 
     catalog_status run() {
         const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
-        packed = thread_room<struct PackedWeights, float>().reserve(blocks * taps * groups.width * lanes + 1);
-        if (!packed) return CATALOG_NO_MEMORY;
-        parallel_for(args, threads, blocks, [&](std::int64_t block) {
-            pack_factors<is_forward>(args, of, window, groups, block, packed + block * taps * groups.width * lanes);
-        });
+        if (!Base::pack_weights()) return CATALOG_NO_MEMORY;
         const std::int64_t rows = args.n * window.axis[0].count * window.axis[1].count;
         const std::int64_t items = (rows + rows_at_once - 1) / rows_at_once;
         parallel_for(args, threads, items * parts, [&](std::int64_t item) {
@@ -227,17 +213,7 @@ class NarrowGroups {
         }
     }
 
-    const catalog_args& args;
-    const Geometry& of;
-    const Window window;
-    const int threads;
-    const Groups<T, reading> groups;
-    const std::int64_t taps;
     const Interior interior;
-    const Image<T> read, made;
-    const bool is_large;
-    const Storing storing;
-    float* packed = nullptr;
 };
 
 }  // namespace catalog::host

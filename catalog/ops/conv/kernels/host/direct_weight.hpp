@@ -72,7 +72,9 @@ class NarrowGradients {
                             add_band<0>(groups.block(block).count, block, band, to + block * of_block);
             });
         });
-        parallel_for(args, threads, blocks, [&](std::int64_t block) { store_weights(block); });
+        parallel_for(args, threads, blocks, [&](std::int64_t block) {
+            store_gradients(args, groups, block, sums, of_block, chunks);
+        });
         return CATALOG_OK;
     }
 
@@ -233,21 +235,6 @@ class NarrowGradients {
             for (int j = 0; j < second; ++j)
 #pragma GCC unroll 4
                 for (int k = 0; k < third; ++k) body(i, j, k);
-    }
-
-    void store_weights(std::int64_t number) const {
-        const ChannelBlock block = groups.block(number);
-        const std::int64_t width = groups.width, stride = args.weight.stride_first;
-        T* const weight = static_cast<T*>(args.weight.data) + block.first * stride;
-        for (std::int64_t at = 0; at < taps * width; ++at) {
-            const float* const of_chunks = sums + number * of_block + at * lanes;
-            Float sum = load(of_chunks);
-            for (std::int64_t chunk = 1; chunk < chunks; ++chunk)
-                sum += load(of_chunks + chunk * groups.blocks() * of_block);
-            T row[lanes];
-            store(row, sum);
-            for (int lane = block.skipped; lane < block.count; ++lane) weight[lane * stride + at] = row[lane];
-        }
     }
 
     const catalog_args& args;

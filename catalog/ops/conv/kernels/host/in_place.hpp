@@ -12,27 +12,18 @@
 namespace catalog::host {
 
 template <class Row>
-class DepthwiseInPlace {
+class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
+    using Base = NarrowConvolution<Row, Reading::own>;
+    using Base::args, Base::groups, Base::is_large, Base::made, Base::packed, Base::read, Base::storing, Base::taps;
+    using Base::threads, Base::window;
     using T = typename Row::dtype;
-    static constexpr bool is_forward = Row::direction == Direction::forward;
     static constexpr int positions = 7, wide = 3;  // of a tile; taps
     static constexpr int most_blocks = 16;         // of channels, in a tile: the first cache has room for what they read
     static constexpr int of_line = 64 / (lanes * static_cast<int>(sizeof(T)));  // blocks in a line of the cache
 
    public:
     DepthwiseInPlace(const catalog_args& args, const Geometry& of, const Window& window, int threads)
-        : args(args),
-          of(of),
-          window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
-          threads(threads),
-          groups(args),
-          taps(window.taps()),
-          read(is_forward ? Image<T>(args.input, of.size, args.c, 1, 0, true)
-                          : Image<T>(args.output, of.out, args.k, 1, 0, true)),
-          made(is_forward ? Image<T>(args.output, of.out, args.k, 1, 0, true)
-                          : Image<T>(args.input, of.size, args.c, 1, 0, true)),
-          is_large(are_large(args, read, made)),
-          storing(made.data, args.n * made.volume() * made.all_channels * static_cast<std::int64_t>(sizeof(T))) {}
+        : Base(args, of, window, threads) {}
 
     // CATALOG_UNSUPPORTED for other filters, and for few channels or positions.
     catalog_status run() {
@@ -44,11 +35,7 @@ class DepthwiseInPlace {
         const std::int64_t blocks = groups.blocks(), planes = args.n * of_d->count;
         const std::int64_t of_tile = (evenly(blocks, most_blocks) + of_line - 1) / of_line * of_line;
         const std::int64_t parts = (blocks + of_tile - 1) / of_tile;
-        packed = thread_room<struct WeightsInPlace, float>().reserve(blocks * taps * lanes);
-        if (!packed) return CATALOG_NO_MEMORY;
-        parallel_for(args, threads, blocks, [&](std::int64_t block) {
-            pack_factors<is_forward>(args, of, window, groups, block, packed + block * taps * lanes);
-        });
+        if (!Base::pack_weights()) return CATALOG_NO_MEMORY;
         constexpr std::int64_t enough_items = 64, fewest_rows = 4;
         std::int64_t rows = 28;  // of an item: those that two of them read are read twice
         const auto bands_of = [&] { return (of_h->count + rows - 1) / rows; };
@@ -178,17 +165,6 @@ class DepthwiseInPlace {
             from += lanes, to += lanes, factors += of_block;
         }
     }
-
-    const catalog_args& args;
-    const Geometry& of;
-    const Window window;
-    const int threads;
-    const Groups<T, Reading::own> groups;
-    const std::int64_t taps;
-    const Image<T> read, made;
-    const bool is_large;
-    const Storing storing;
-    float* packed = nullptr;
 };
 
 }  // namespace catalog::host

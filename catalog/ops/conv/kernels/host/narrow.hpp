@@ -2,6 +2,7 @@
 // axis, and each group has as many input as output channels.
 #pragma once
 
+#include "host/around.hpp"
 #include "host/gemm.hpp"
 #include "host/threads.hpp"
 #include "image.hpp"
@@ -151,6 +152,68 @@ inline void ask(const T* from, std::int64_t positions, std::int64_t apart, std::
         for (std::int64_t block = 0; block < blocks; block += of_line)
             __builtin_prefetch(from + i * apart + block * lanes, for_writing, 2);
     asm volatile("");  // g++ removes calls of functions that do nothing but prefetch
+}
+
+// What kernels of forward and of the gradient of the input have in common: which image they read, which one they make, and
+// the factors of all blocks of channels.
+template <class Row, Reading reading>
+class NarrowConvolution {
+    using T = typename Row::dtype;
+    static constexpr bool is_forward = Row::direction == Direction::forward;
+
+   protected:
+    NarrowConvolution(const catalog_args& args, const Geometry& of, const Window& window, int threads)
+        : args(args),
+          of(of),
+          window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
+          threads(threads),
+          groups(args),
+          taps(window.taps()),
+          read(is_forward ? Image<T>(args.input, of.size, args.c, 1, 0, true)
+                          : Image<T>(args.output, of.out, args.k, 1, 0, true)),
+          made(is_forward ? Image<T>(args.output, of.out, args.k, 1, 0, true)
+                          : Image<T>(args.input, of.size, args.c, 1, 0, true)),
+          is_large(are_large(args, read, made)),
+          storing(made.data, args.n * made.volume() * made.all_channels * static_cast<std::int64_t>(sizeof(T))) {}
+
+    // False: there is no memory for them.
+    bool pack_weights() {
+        const std::int64_t blocks = groups.blocks(), of_block = taps * groups.width * lanes;
+        packed = thread_room<struct PackedWeights, float>().reserve(blocks * of_block + 1);
+        if (!packed) return false;
+        parallel_for(args, threads, blocks, [&](std::int64_t block) {
+            pack_factors<is_forward>(args, of, window, groups, block, packed + block * of_block);
+        });
+        return true;
+    }
+
+    const catalog_args& args;
+    const Geometry& of;
+    const Window window;
+    const int threads;
+    const Groups<T, reading> groups;
+    const std::int64_t taps;
+    const Image<T> read, made;
+    const bool is_large;
+    const Storing storing;
+    float* packed = nullptr;
+};
+
+// Stores the gradients of a block's weights, sums of chunks with `of_block` elements of each block, in the order of chunks.
+template <class T, Reading reading>
+inline void store_gradients(const catalog_args& args, const Groups<T, reading>& groups, std::int64_t number,
+                            const float* sums, std::int64_t of_block, std::int64_t chunks) {
+    const ChannelBlock block = groups.block(number);
+    const std::int64_t stride = args.weight.stride_first, of_chunk = groups.blocks() * of_block;
+    T* const weight = static_cast<T*>(args.weight.data) + block.first * stride;
+    for (std::int64_t at = 0; at < of_block / lanes; ++at) {
+        const float* const from = sums + number * of_block + at * lanes;
+        Float sum = load(from);
+        for (std::int64_t chunk = 1; chunk < chunks; ++chunk) sum += load(from + chunk * of_chunk);
+        T row[lanes];
+        store(row, sum);
+        for (int lane = block.skipped; lane < block.count; ++lane) weight[lane * stride + at] = row[lane];
+    }
 }
 
 // Calls body(std::integral_constant<Reading, reading>) for the groups of a call.

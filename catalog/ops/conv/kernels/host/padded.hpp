@@ -13,27 +13,18 @@
 namespace catalog::host {
 
 template <class Row>
-class PaddedDepthwise {
+class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
+    using Base = NarrowConvolution<Row, Reading::own>;
+    using Base::args, Base::groups, Base::is_large, Base::made, Base::packed, Base::read, Base::storing, Base::taps;
+    using Base::threads, Base::window;
     using T = typename Row::dtype;
-    static constexpr bool is_forward = Row::direction == Direction::forward;
     static constexpr int positions = 7;
     static constexpr std::int64_t strip = 28, blocks_per_item = 128 / vector_bytes;  // two lines of the cache
     static constexpr std::int64_t most_copied = 1 << 14;                             // floats
 
    public:
     PaddedDepthwise(const catalog_args& args, const Geometry& of, const Window& window, int threads)
-        : args(args),
-          of(of),
-          window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
-          threads(threads),
-          groups(args),
-          taps(window.taps()),
-          read(is_forward ? Image<T>(args.input, of.size, args.c, 1, 0, true)
-                          : Image<T>(args.output, of.out, args.k, 1, 0, true)),
-          made(is_forward ? Image<T>(args.output, of.out, args.k, 1, 0, true)
-                          : Image<T>(args.input, of.size, args.c, 1, 0, true)),
-          is_large(are_large(args, read, made)),
-          storing(made.data, args.n * made.volume() * made.all_channels * static_cast<std::int64_t>(sizeof(T))) {}
+        : Base(args, of, window, threads) {}
 
     // CATALOG_UNSUPPORTED for few channels, and for taps or strides that are far apart.
     catalog_status run() {
@@ -47,11 +38,7 @@ class PaddedDepthwise {
         of_block = of_d->taps * kept * wide_copied * lanes;
         if (kept * wide_copied > most_copied || of_block > most_copied) return CATALOG_UNSUPPORTED;
         const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
-        packed = thread_room<struct PaddedWeights, float>().reserve(blocks * taps * lanes + 1);
-        if (!packed) return CATALOG_NO_MEMORY;
-        parallel_for(args, threads, blocks, [&](std::int64_t block) {
-            pack_factors<is_forward>(args, of, window, groups, block, packed + block * taps * lanes);
-        });
+        if (!Base::pack_weights()) return CATALOG_NO_MEMORY;
         const std::int64_t strips = (of_w->count + wide - 1) / wide, planes = args.n * of_d->count;
         constexpr std::int64_t enough_items = 64, fewest_rows = 4;
         std::int64_t rows = 28;  // of an item: where one ends, rows are copied for the next one again
@@ -192,18 +179,8 @@ class PaddedDepthwise {
                 storing.copy(collected + i * channels, channels, first + i * apart + of_item.block * lanes);
     }
 
-    const catalog_args& args;
-    const Geometry& of;
-    const Window window;
-    const int threads;
-    const Groups<T, Reading::own> groups;
-    const std::int64_t taps;
-    const Image<T> read, made;
-    const bool is_large;
-    const Storing storing;
     std::int64_t wide, wide_copied;  // positions of a strip, and what they meet in a row
     std::int64_t kept, of_block;     // rows, and floats for a block of channels
-    float* packed = nullptr;
 };
 
 }  // namespace catalog::host

@@ -234,6 +234,7 @@ class MmaBackward : BackwardScores<Row> {
             }
             __syncthreads();
         }
+        const float scale = Base::final_scale();
         const int query = tile * m + number % Tile::query_groups * 16 + lane / 4;
         const int first_column = number / Tile::query_groups * Tile::columns_q + 2 * (lane % 4);
         float* const row = static_cast<float*>(args.dq_acc.data) + first_column +
@@ -245,7 +246,7 @@ class MmaBackward : BackwardScores<Row> {
 #pragma unroll
             for (int i = 0; i < Tile::columns_q / 2; i += 4)
                 if (first_column + 2 * i < args.hdim_q)
-                    add_two(to + 2 * i, dq[i + 2 * half] * args.scale, dq[i + 2 * half + 1] * args.scale);
+                    add_two(to + 2 * i, dq[i + 2 * half] * scale, dq[i + 2 * half + 1] * scale);
         }
         if constexpr (Row::deterministic) {
             __syncthreads();

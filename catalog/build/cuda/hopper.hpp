@@ -310,6 +310,10 @@ __device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32
     return row * row_bytes + (column ^ (row / in_128 % (8 / in_128) << 4));
 }
 
+__device__ __forceinline__ void store_shared(std::uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t address, const float4& x) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
                  : "memory");

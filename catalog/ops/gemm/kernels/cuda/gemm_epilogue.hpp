@@ -50,10 +50,6 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, std::int32_t
     asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-__device__ __forceinline__ void store_shared(std::uint32_t address, float x, float y) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
-}
-
 __device__ __forceinline__ void store_shared(std::uint32_t address, std::int32_t x, std::int32_t y) {
     asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
 }

@@ -121,7 +121,7 @@ class MmaBackward : BackwardScores<Row> {
         const std::uint32_t first = base + row_of_key() * Tile::weight_row + (first_column + 2 * (lane % 4)) * 4;
         const auto put_at = [&](int at) {
             return [=](int j, int half, float x, float y) {
-                store_two(first + at + half * 8 * Tile::weight_row + 32 * j, x, y);
+                store_shared(first + at + half * 8 * Tile::weight_row + 32 * j, x, y);
             };
         };
         const auto put_weights = put_at(Tile::p_at);
@@ -276,10 +276,6 @@ class MmaBackward : BackwardScores<Row> {
         float x;
         asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
         return x;
-    }
-
-    static __device__ __forceinline__ void store_two(std::uint32_t address, float x, float y) {
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
     }
 
     static __device__ __forceinline__ void add_two(float* to, float x, float y) {

@@ -18,6 +18,7 @@ from timing import Call, Pace, interleaved
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from catalog.integrations import transformers
+from catalog.torch import compile_calls
 
 SIDES = {"ours": transformers.NAME, "sdpa": "sdpa"}
 LAYERS = 16
@@ -159,11 +160,16 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=30.0, help="of one row, except for its first runs (default 30)"
     )
+    parser.add_argument(
+        "--in-python", action="store_true", help="without catalog.torch.compile_calls(), which takes half a minute once"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side, on the CPU")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     os.environ["CATALOG_NUM_THREADS"] = str(options.threads)  # read by the first use of the catalog's settings
     transformers.register(strict=True)
+    if not options.in_python:
+        compile_calls()
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {options.threads} threads"
     print(f"{where}; PyTorch {torch.__version__}")
     pace = Pace(options.runs, 1, options.seconds)

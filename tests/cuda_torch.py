@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,18 @@ torch: Any = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
 from catalog.integrations.flashinfer import BatchMLAPagedAttentionWrapper  # noqa: E402
-from catalog.torch import conv1d, conv2d, conv3d, grouped_mm, linear, matmul, scaled_mm  # noqa: E402
+from catalog.torch import (  # noqa: E402
+    compile_calls,
+    conv1d,
+    conv2d,
+    conv3d,
+    grouped_mm,
+    linear,
+    matmul,
+    native,
+    scaled_dot_product_attention,
+    scaled_mm,
+)
 
 ACTIVATIONS: Mapping[Any, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
 TYPES = (torch.bfloat16, torch.float16)
@@ -203,6 +215,43 @@ def test_compiled_graphs_keep_the_operator(tensors: list[Any]) -> None:
     assert close(*results)
     grads = zip(*(torch.autograd.grad(result.sum(), tensors) for result in results), strict=True)
     assert all(close(one, other) for one, other in grads)
+
+
+def test_compiled_calls_on_streams_and_in_graphs(between_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention and its gradients, many times and on several streams, and as a graph that is replayed on new values."""
+    monkeypatch.setattr(native, "folder", lambda: between_runs / "torch")
+    compile_calls()
+
+    def step(tensors: list[Any], grad: Any) -> list[Any]:
+        o = scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True)
+        return [o, *torch.autograd.grad(o, tensors, grad)]
+
+    def agree(found: list[Any], tensors: list[Any], grad: Any) -> bool:
+        doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+        o = functional.scaled_dot_product_attention(*doubles, is_causal=True, enable_gqa=True)
+        expected = [o, *torch.autograd.grad(o, doubles, grad.double())]
+        return all(close(one, other) for one, other in zip(found, expected, strict=True))
+
+    tensors = leaves((2, 8, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64))
+    grad = torch.randn_like(tensors[0])
+    current, streams = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in range(3)]
+    for call in range(24):
+        stream = streams[call % len(streams)]
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            found = step(tensors, grad)
+            assert agree(found, tensors, grad), call
+        current.wait_stream(stream)
+    assert found[0].grad_fn.name() == "CatalogBackward"
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(tensors, grad)
+    with torch.no_grad():
+        for tensor in (*tensors, grad):
+            tensor.copy_(torch.randn_like(tensor))
+    graph.replay()
+    assert agree(captured, tensors, grad)
 
 
 def test_autocast() -> None:

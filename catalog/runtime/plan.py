@@ -400,6 +400,11 @@ class Plan:
                 self.services.shared.known.pop((self, order), None)
         return made
 
+    def compiled(self, order: Order) -> Any:
+        """The call of :mod:`catalog.torch.native` that repeats what :meth:`known` does; None if there is none."""
+        call = self.services.shared.known.get((self, order))
+        return None if call is None else call.repeated
+
     def _keep(self, order: Order, call: KnownCall) -> None:
         known = self.services.shared.known
         if len(known) >= _MOST_KNOWN:

@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -49,6 +49,7 @@ active: tuple[Tracer, ...] = ()
 """The tracers that record now. Calls check it first: while it is empty, this check is their only cost."""
 
 _switch = Lock()
+_listeners: list[Callable[[bool], object]] = []
 _by_settings: Tracer | None = None
 _pauses = 0
 
@@ -87,18 +88,26 @@ def trace(
         _switch_off(tracer)
 
 
+def when_switched(listener: Callable[[bool], object]) -> None:
+    """Tell ``listener`` whether calls are recorded: now, and whenever that changes."""
+    with _switch:
+        _listeners.append(listener)
+        listener(bool(active))
+
+
 @contextmanager
 def paused() -> Iterator[None]:
     """Pause all recording: the catalog's own runs, such as timing, are not calls of the user."""
-    global active, _pauses  # noqa: PLW0603 - a module variable is the cheapest check for a call
+    global _pauses  # noqa: PLW0603
     with _switch:
-        before, active = active, ()
+        before = active
+        _set(())
         _pauses += 1
     try:
         yield
     finally:
         with _switch:
-            active = before
+            _set(before)
             _pauses -= 1
 
 
@@ -121,16 +130,22 @@ def follow_settings() -> None:
             _switch_on(_by_settings)
 
 
+def _set(tracers: tuple[Tracer, ...]) -> None:
+    """Record with these from now on; the lock is held."""
+    global active  # noqa: PLW0603 - a module variable is the cheapest check for a call
+    active = tracers
+    for listener in _listeners:
+        listener(bool(active))
+
+
 def _switch_on(tracer: Tracer) -> None:
-    global active  # noqa: PLW0603
     with _switch:
-        active = (*active, tracer)
+        _set((*active, tracer))
 
 
 def _switch_off(tracer: Tracer) -> None:
-    global active  # noqa: PLW0603
     with _switch:
-        active = tuple(other for other in active if other is not tracer)
+        _set(tuple(other for other in active if other is not tracer))
     tracer.close()
 
 

@@ -32,6 +32,7 @@ from catalog.torch.conv import conv1d, conv2d, conv3d
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
 from catalog.torch.grouped import grouped_mm
 from catalog.torch.installation import install, installed, report, uninstall
+from catalog.torch.native import compile_calls
 from catalog.torch.products import linear, matmul
 from catalog.torch.scaled import scaled_grouped_mm, scaled_mm
 from catalog.torch.sdpa import scaled_dot_product_attention
@@ -44,6 +45,7 @@ from catalog.torch.stacked import (
 
 __all__ = [
     "block_sparse_attention",
+    "compile_calls",
     "conv1d",
     "conv2d",
     "conv3d",

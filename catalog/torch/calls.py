@@ -19,6 +19,7 @@ from catalog.runtime.devices.known_call import IN_ORDER, Order
 from catalog.schema.problem_form import Form
 from catalog.settings import settings
 from catalog.threads import default_threads
+from catalog.torch import native
 
 Shape = tuple[int, ...]
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -290,6 +291,7 @@ def answer(
     # Loads of GPU kernels are wider than elements, so they may need copies of tensors that are dense.
     if arch != "host":
         tensors = {name: tensor if _is_aligned(tensor) else _vectors(tensor) for name, tensor in tensors.items()}
+    native.load()  # before a call is kept that the module may repeat
     results = plan.again(tensors, differentiated=True, order=order)
     if results is None:
         results = plan.enqueue({name: _dense(tensor) for name, tensor in tensors.items()})

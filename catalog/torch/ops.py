@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import sub
 from typing import Any, NamedTuple
 
@@ -25,8 +25,9 @@ from torch.nn.functional import pad
 
 from catalog.errors import TensorError, UsageError
 from catalog.ops.attention.problem import Problem
+from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.known_call import IN_ORDER, Order
-from catalog.torch import watchers
+from catalog.torch import native, watchers
 from catalog.torch.calls import (
     HDIM_STEP,
     HEADS_FIRST,
@@ -97,7 +98,7 @@ def forward(
     if not watchers.unwatched(tensors):
         result = torch.ops.catalog.fwd.default(*tensors, *options)
     elif watchers.has_gradient(tensors):
-        result = _apply(_Direct(options, IN_ORDER), *tensors)
+        result = _differentiable(tensors, _Direct(options, IN_ORDER))
     else:
         result = _computed(*tensors, options=options)[:2]
     return result
@@ -120,7 +121,7 @@ def forward_heads_first(
     tensors = (q, k, v, None, None, None, None, None, None)
     result: tuple[torch.Tensor, torch.Tensor]
     if watchers.has_gradient(tensors):
-        result = _apply(_Direct(options, HEADS_FIRST), *tensors)
+        result = _differentiable(tensors, _Direct(options, HEADS_FIRST))
     else:
         result = _computed(*tensors, options=options, order=HEADS_FIRST)[:2]
     return result
@@ -381,31 +382,64 @@ class _Attention(torch.autograd.Function):
         if ctx.paged:
             raise UsageError("attention over a paged cache has no gradient", hint="Use packed K and V.")
         q, k, v, bias, alibi_slopes, *starts, rng_state, o, lse = ctx.saved_tensors
-        if grad_o is None:
-            grad_o = torch.zeros_like(o)
         dbias = ctx.needs_input_grad[1 + _BIAS]
         tensors = (grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, *starts, rng_state)
-        if (
-            not torch.is_grad_enabled()
-            and watchers.unwatched(tensors if ctx.problem is None else tensors[:2])  # a direct forward saw the others
-            and watchers.alike(grad_o, o)
-            and (grad_lse is None or watchers.alike(grad_lse, lse))
-        ):
-            if ctx.problem is None:
-                gradients = _run_bwd(*tensors, dbias, *ctx.options)
-            else:  # lengths are not read again: a GPU would be waited for
-                problem = gradient_of(ctx.problem, dbias, grad_lse is not None, ctx.options.deterministic)
-                features = _features(bias, alibi_slopes, rng_state)
-                gradients = _gradients(
-                    problem, features, ctx.order, q=q, k=k, v=v, o=o, lse=lse, do=grad_o, dlse=grad_lse
-                )
-        else:
-            q, k, v = (ctx.order.view("q", tensor) for tensor in (q, k, v))
-            *of_views, of_bias = torch.ops.catalog.bwd.default(
-                grad_o, grad_lse, q, k, v, *tensors[5:], dbias, *ctx.options
-            )
-            gradients = (*(ctx.order.view("q", gradient) for gradient in of_views), of_bias)
+        gradients = _backward(ctx.problem, _Direct(ctx.options, ctx.order), tensors, dbias)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest
+
+
+def _backward(problem: Problem | None, how: _Direct, tensors: tuple[Any, ...], dbias: bool) -> tuple[torch.Tensor, ...]:
+    """dQ, dK, dV and dbias of a forward; its problem is known where the forward bypassed the dispatcher."""
+    grad_o, grad_lse, q, k, v, o, lse, bias, alibi_slopes, *_, rng_state = tensors
+    if grad_o is None:
+        grad_o = torch.zeros_like(o)
+    tensors = (grad_o, *tensors[1:])
+    options, order = how
+    if (
+        not torch.is_grad_enabled()
+        and watchers.unwatched(tensors if problem is None else tensors[:2])  # a direct forward saw the others
+        and watchers.alike(grad_o, o)
+        and (grad_lse is None or watchers.alike(grad_lse, lse))
+    ):
+        if problem is None:
+            return _run_bwd(*tensors, dbias, *options)
+        # Lengths are not read again: a GPU would be waited for.
+        gradient = gradient_of(problem, dbias, grad_lse is not None, options.deterministic)
+        features = _features(bias, alibi_slopes, rng_state)
+        return _gradients(gradient, features, order, q=q, k=k, v=v, o=o, lse=lse, do=grad_o, dlse=grad_lse)
+    q, k, v = (order.view("q", tensor) for tensor in (q, k, v))
+    *of_views, of_bias = torch.ops.catalog.bwd.default(grad_o, grad_lse, q, k, v, *tensors[5:], dbias, *options)
+    return *(order.view("q", of_view) for of_view in of_views), of_bias
+
+
+def _differentiable(tensors: tuple[Any, ...], how: _Direct) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and LSE of an unwatched call, with their gradient: in compiled code where there is some, and no feature."""
+    compiled = native.load()
+    if compiled is None or how.options.dropout or any(tensor is not None for tensor in tensors[_BIAS:]):
+        differentiable: tuple[torch.Tensor, torch.Tensor] = _apply(how, *tensors)
+        return differentiable
+    o, lse, problem = _computed(*tensors, options=how.options, order=how.order)
+    _compiled_gradient(problem, how).attach(tensors[:_BIAS], (o, lse))
+    return o, lse
+
+
+@lru_cache(maxsize=1024)
+def _compiled_gradient(problem: Problem, how: _Direct) -> Any:
+    """What attaches the gradient to a problem's results; Python computes it until the call is known."""
+    return native.load().Gradient(partial(_first_gradients, problem, how))
+
+
+def _first_gradients(
+    problem: Problem, how: _Direct, grad_o: Optional, grad_lse: Optional, *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """dQ, dK and dV; after some calls, later ones are compiled."""
+    gradients = _backward(problem, how, (grad_o, grad_lse, *tensors, *[None] * (_TENSORS - _BIAS - 1)), False)
+    if grad_o is not None and grad_lse is None:
+        gradient = gradient_of(problem, False, False, how.options.deterministic)
+        call = Catalog.select(gradient, arch=arch_of(tensors[0].device)).compiled(how.order)
+        if call is not None:
+            _compiled_gradient(problem, how).repeat(call)
+    return gradients[:3]
 
 
 _apply: Any = super(torch.autograd.Function, _Attention).apply

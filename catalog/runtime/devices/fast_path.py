@@ -40,6 +40,7 @@ class Means:
         lists: :attr:`Problem.lists` where kernels read them: the addresses, in the order of the argument struct and 0
             for those that there are not, and what must be kept for that.
         start: starts kernels on a pointer to arguments, or their address; what was kept for them comes along.
+        entries: the addresses of the kernels' entry points, given what was kept, if ``start`` only calls them.
         repeats: whether a call that kernels reject may be repeated with the checks of a first call, which say more.
     """
 
@@ -49,6 +50,7 @@ class Means:
     scratch: Callable[[int], Any]
     lists: Callable[[Problem], tuple[Sequence[int], tuple[Any, ...]]]
     start: Callable[[Sequence[LoadedKernel], Any, tuple[Any, ...]], None]
+    entries: Callable[[Sequence[LoadedKernel], tuple[Any, ...]], Sequence[int]]
     repeats: bool = False
 
 
@@ -210,6 +212,7 @@ class FastPath:
             means,
             args,
             lambda address: means.start(kernels, address, kept),
+            entries=means.entries(kernels, kept),
             inputs=[
                 (name, tensor, wanted[-1]) for (name, tensor), wanted in zip(given.items(), self._inputs, strict=True)
             ],

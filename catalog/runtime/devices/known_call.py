@@ -57,6 +57,14 @@ class Order:
 IN_ORDER = Order({})
 """The order of a problem's own tensors."""
 
+_module: Any = None
+
+
+def use(module: Any) -> None:
+    """Let calls that are kept from now on repeat by the compiled ``module`` (:mod:`catalog.torch.native`)."""
+    global _module  # noqa: PLW0603
+    _module = module
+
 
 class KnownCall:
     """Repeats a call on tensors that differ from the earlier ones only in address; outputs are new each time.
@@ -65,6 +73,7 @@ class KnownCall:
         means: what the device does for it.
         args: the argument struct of the earlier call, which the kernels accepted.
         start: starts the kernels on the address of arguments.
+        entries: the addresses of the kernels' entry points, where nothing else is to be done to start them; else empty.
         inputs: the tensors of that call by name, and the offsets of their addresses in the struct.
         outputs: what makes each result, by name, and the offset of its address.
         order: that of the tensors of later calls, and of their results.
@@ -79,12 +88,14 @@ class KnownCall:
         "_outputs",
         "_parts",
         "_repeats",
+        "_results",
         "_room",
         "_start",
         "_tensor",
         "_updated",
         "_words",
         "misses",
+        "repeated",
     )
 
     def __init__(
@@ -93,6 +104,7 @@ class KnownCall:
         args: Any,
         start: Callable[[int], None],
         *,
+        entries: Sequence[int],
         inputs: Sequence[tuple[str, Any, int]],
         outputs: Iterable[tuple[str, partial[Any], int]],
         order: Order,
@@ -119,6 +131,23 @@ class KnownCall:
             self._parts.append((offset // _WORD, size))
             size += -(-bytes_ // _ALIGNED_PARTS) * _ALIGNED_PARTS
         self._room = partial(means.scratch, size)
+        self._results = tuple(name for name, _, _ in self._outputs)
+        self.repeated = None
+        if _module is not None and entries and not self._updated:
+            self.repeated = self._compiled(views, size, entries, (means.torch.empty, means.torch.empty_strided))
+
+    def _compiled(
+        self, views: Sequence[tuple[Any, int]], room: int, entries: Sequence[int], fresh: Sequence[Callable[..., Any]]
+    ) -> Any:
+        """The compiled call that does what this one does; None where a result is not ``fresh``, but begins as zeros."""
+        makers = [make for _, make, _ in self._outputs]
+        if not all(isinstance(make, partial) and make.func in fresh for make in makers):
+            return None
+        inputs = [(view, place, below) for (view, _), (_, _, below, place) in zip(views, self._inputs, strict=True)]
+        outputs = [(make(), place) for _, make, place in self._outputs]
+        return _module.Repeated(
+            bytes(self._words), tuple(inputs), tuple(outputs), tuple(self._parts), room, tuple(entries), self._start
+        )
 
     def __call__(self, given: Mapping[str, Any], differentiated: bool) -> dict[str, Any] | None:
         """The results; None if a tensor is not like the earlier call's, or as :class:`~.fast_path.FastPath` says.
@@ -128,6 +157,9 @@ class KnownCall:
         """
         if list(given) != self._names:
             return None
+        if self.repeated is not None:
+            results = self.repeated(tuple(given.values()), differentiated)
+            return None if results is None else dict(zip(self._results, results, strict=True))
         tensor_type, facts_of, words = self._tensor, self._facts_of, self._words[:]
         for tensor, (facts, strides, below, place) in zip(given.values(), self._inputs, strict=True):
             if (

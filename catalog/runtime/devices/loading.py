@@ -59,6 +59,12 @@ class LoadedKernel:
     pool: int | None = field(default=None, repr=False)
     openmp_pool: Callable[[int, int, int], int] | None = field(default=None, repr=False)
 
+    @property
+    def address(self) -> int:
+        """The address of the entry point."""
+        entry: Any = self.entry
+        return ctypes.cast(entry, ctypes.c_void_p).value or 0
+
     def workspace(self, args: Any) -> Any:
         """The workspaces between stages that a launch with the sizes in ``args`` needs; no tensor is read.
 

@@ -42,4 +42,5 @@ def means_of(device: GpuDevice, given: Mapping[str, Any]) -> Means | None:
         scratch=lambda size: scratch(size, vendor, index),
         lists=device.lists_of,
         start=start,
+        entries=lambda kernels, own: () if own else [kernel.address for kernel in kernels],
     )

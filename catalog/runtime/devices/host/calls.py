@@ -44,6 +44,7 @@ def host_means() -> Means:
         scratch=_scratch,
         lists=_lists,
         start=lambda kernels, pointer, _: start(kernels, pointer),
+        entries=lambda kernels, _: [kernel.address for kernel in kernels],
         repeats=True,
     )
 

@@ -78,7 +78,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--passed", metavar="FILE", help=about)
 
 
+LONGEST = {"test_docs.py", "test_host_kernels.py"}
+"""Files with tests that take a minute or more: they start first, so that at the end no worker waits for the other."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     passed = config.getoption("passed")
     if passed is None or not Path(passed).exists():
         return

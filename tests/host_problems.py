@@ -24,7 +24,7 @@ from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, 
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
-from catalog.runtime.inputs import make_inputs
+from catalog.runtime.inputs import draw_inputs as draw_plain
 from catalog.runtime.tensors import Array
 from catalog.schema.problem_tensors import bytes_of_element
 
@@ -238,10 +238,10 @@ def _append(traits: Mapping[str, Any], fields: Mapping[str, Any], pick: Callable
 
 
 def draw_inputs(problem: Problem, seed: int) -> dict[str, Array]:
-    """Inputs with all that :func:`make_inputs` leaves simple: ragged lengths, optional tensors, infinite biases, and
+    """Inputs with all that :func:`draw_plain` leaves simple: ragged lengths, optional tensors, infinite biases, and
     memory with gaps or backwards."""
     rng = np.random.default_rng([SEED, seed])
-    inputs = make_inputs(problem, seed)
+    inputs = draw_plain(problem, seed)
     if "bias" in inputs:
         inputs["bias"][rng.random(inputs["bias"].shape) < 0.1] = -np.inf
     inputs |= _optional(problem, rng)

@@ -28,6 +28,8 @@ SANITIZERS = {
     "thread": ("clang++", "-fsanitize=thread"),
     "address": ("g++", "-fsanitize=address,undefined"),
 }
+IDLE = "-DCATALOG_POOL_IDLE_S=3"
+"""After fewer seconds than in kernels, a thread that nobody wants ends."""
 ABORTED = -signal.SIGABRT
 
 
@@ -38,7 +40,8 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         missing(compiler)
     program = tmp_path_factory.mktemp("pool") / request.param
     subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-g", "-pthread", *flags, f"-I{BUILD_DIR}", DRIVER, "-o", program], check=True
+        [compiler, "-std=c++17", "-O1", "-g", "-pthread", *flags, IDLE, f"-I{BUILD_DIR}", DRIVER, "-o", program],
+        check=True,
     )
     return program
 

@@ -28,6 +28,10 @@
 
 #include "abi/pool.h"
 
+#ifndef CATALOG_POOL_IDLE_S  // fewer in tests
+#define CATALOG_POOL_IDLE_S 10
+#endif
+
 namespace catalog::host {
 
 // Of a clock that only goes forward.
@@ -97,7 +101,7 @@ class Pool : public catalog_pool {
 
     static constexpr int most_jobs = 8;  // launches at once that have helpers; further ones run on their own thread
     static constexpr std::int64_t spin_ns = 50'000, yield_ns = 10'000;
-    static constexpr std::int64_t idle_s = 10;
+    static constexpr std::int64_t idle_s = CATALOG_POOL_IDLE_S;
 
     // A launch. `state` is what threads agree by: the other members are written before `open` is set, and by nobody while
     // a helper is counted.

@@ -139,10 +139,8 @@ def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Products
                 lse = log_sum_exp(scores, head.sink)
                 p = probabilities(scores, lse)
                 of_scores = _of_scores(head, rows, scores, lse, rounded)
-                cut_off = problem.softmax_scale * rounded.cut_off(head.q[rows], head.k.T)
-                of_scores += np.where(np.isfinite(scores), cut_off, 0.0)
                 of_lse = np.sum(p * of_scores, axis=1) + of_sum + 2 * _FEW
-                of_weights = of_scores + of_lse[:, np.newaxis] + of_products + _FEW + rounded.roundoff
+                of_weights = of_scores + (of_lse + of_products + _FEW + rounded.roundoff)[:, np.newaxis]
                 lse_error[head.index, rows] = of_lse
                 # A kernel rounds weights relative to the largest of the row, and factors of values alike.
                 lost = rounded.lost(p) * np.max(p, axis=1, initial=0.0, keepdims=True)
@@ -218,10 +216,14 @@ def _of_rotated(problem: Problem, tokens: Float64, cos: Float64, sin: Float64) -
 def _of_scores(head: Head, rows: slice, scores: Float64, lse: Array, rounded: _Products) -> Float64:
     """The error E of each score; 0 where the query does not see the key."""
     problem = head.sequence.problem
-    dots = problem.softmax_scale * _norms(head.q[rows]) * _norms(head.k).T
-    finite_lse = np.where(np.isfinite(lse), lse, 0.0)[:, np.newaxis]
-    numbers = np.abs(scores) + np.abs(head.bias(rows)) + np.abs(finite_lse) + (problem.logits_soft_cap or 0.0) + 2
-    return np.where(np.isfinite(scores), (rounded.of_dot(problem.hdim_q) + _FEW) * dots + _FEW * numbers, 0.0)
+    of_dots = (rounded.of_dot(problem.hdim_q) + _FEW) * problem.softmax_scale * _norms(head.q[rows])
+    finite_lse = np.where(np.isfinite(lse), lse, 0.0).astype(np.float64)
+    of_rows = np.abs(finite_lse) + (problem.logits_soft_cap or 0.0) + 2
+    errors = of_dots * _norms(head.k).T
+    errors += _FEW * np.abs(scores)
+    errors += _FEW * (np.abs(head.bias(rows)) + of_rows[:, np.newaxis])
+    errors += problem.softmax_scale * rounded.cut_off(head.q[rows], head.k.T)
+    return np.where(np.isfinite(scores), errors, 0.0)
 
 
 def _of_slope(problem: Problem, slope: Float64, of_scores: Float64) -> Float64 | float:

@@ -47,19 +47,40 @@ def tolerances(problem: ConvProblem, inputs: Mapping[str, Array], *, transforms:
     if problem.dtype == "int8":
         return {name: EXACT}
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
-    ones = {name: np.ones_like(array) for name, array in sizes.items()}
     computed, depth, roundings = _computed, problem.depth, 1
     if transforms and problem.direction == "bwd_weight":
         planes, high, wide = (1, *problem.out)[-3:]
         computed, depth, roundings = _filtered, problem.n * planes * -(-high // 2) * -(-wide // 2), 1 + 2 * (1 + 1 + 2)
     elif transforms:
         computed, depth, roundings = _filtered, problem.depth // 9, 1 + 2 * (1 + 2 + 2)
-    terms = _filtered(problem, ones)[name] if transforms else depth
+    one, size = next(iter(sizes.items()))
+    terms = _with_ones(_filtered, problem, one, np.ones_like(size)) if transforms else depth
     products = computed(problem, sizes)[name]
-    factors = sum(computed(problem, ones | {one: sizes[one]})[name] for one in sizes)
+    factors = sum(_with_ones(computed, problem, one, size) for one, size in sizes.items())
     errors = (4 * math.sqrt(depth) + roundings) * _U * products + _SMALLEST * (factors + terms)
     roundoff, smallest = ROUNDING[problem.tensors[name].element]
     return {name: Tolerance((1 + roundoff) * errors + roundoff * smallest, roundoff)}
+
+
+_Computation = Callable[[ConvProblem, Mapping[str, Array]], dict[str, Array]]
+
+_ELSEWHERE: Mapping[str, str] = {"input": "k", "weight": "n", "output": "c"}
+"""The number of images or channels that a tensor does not have, but the two others do."""
+
+
+def _with_ones(computed: _Computation, problem: ConvProblem, name: str, given: Array) -> Array:
+    """The computed tensor where the other factor of each product is 1.
+
+    Images, or channels of a group, that differ in this factor only have equal results: one of them is computed.
+    """
+    extent = _ELSEWHERE[name]
+    small = problem.model_copy(update={extent: 1 if extent == "n" else problem.g})
+    [made] = problem.made
+    ones = {other: np.ones(small.shapes[other]) for other in ("input", "weight", "output") if other != made}
+    result = computed(small, ones | {name: given})[made]
+    outermost = extent == "n" or (made, extent) == ("weight", "k")
+    axis = 0 if outermost else -1 if problem.layout == "nhwgc" else 1
+    return np.repeat(result, problem.shapes[made][axis] // result.shape[axis], axis)
 
 
 _SUMS: Mapping[str, str] = {
@@ -94,12 +115,17 @@ def _computed(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Arr
     return {name: _as_given(problem, name, results[name]())}
 
 
-_OF_IMAGE = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]])
-_OF_WEIGHT = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]])
-_OF_RESULT = np.array([[1, 1, 1, 0], [0, 1, 1, 1]])
-"""Absolute coefficients of the transforms along an axis: from 4 elements of an image and 3 of a filter to 2 results."""
-_OF_GRADIENT = np.array([[1, 0], [1, 1], [1, 1], [0, 1]])
-_OF_FILTER = np.array([[1, 0.5, 0.5, 0], [0, 0.5, 0.5, 0], [0, 0.5, 0.5, 1]])
+def _of_square(coefficients: list[list[float]]) -> Array:
+    """The matrix that transforms both axes of a square whose elements are one axis, from coefficients of one axis."""
+    return np.kron(coefficients, coefficients).T
+
+
+_OF_IMAGE = _of_square([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]])
+_OF_WEIGHT = _of_square([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]])
+_OF_RESULT = _of_square([[1, 1, 1, 0], [0, 1, 1, 1]])
+"""Absolute coefficients of the transforms: from 4 elements of an image and 3 of a filter, by axis, to 2 results."""
+_OF_GRADIENT = _of_square([[1, 0], [1, 1], [1, 1], [0, 1]])
+_OF_FILTER = _of_square([[1, 0.5, 0.5, 0], [0, 0.5, 0.5, 0], [0, 0.5, 0.5, 1]])
 """The same from 4 elements of an image and 2 of the gradient of the output to 3 of a filter."""
 
 
@@ -121,37 +147,41 @@ def _filtered(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Arr
     sides = [(max(0, -begin), max(0, end - size)) for begin, end, size in zip(begins, ends, x.shape[3:], strict=True)]
     seen: Any = (..., *(slice(max(0, begin), None) for begin in begins))
     squares = sliding_window_view(np.pad(x, [(0, 0)] * 3 + sides)[seen], (4, 4), (4, 5))[..., ::2, ::2, :, :]
-    images = np.einsum(
-        "ai,ngczyxij,bj->ngczyxab", _OF_IMAGE, squares[..., :high, :wide, :, :], _OF_IMAGE, optimize=True
-    )
+    images = _transformed(squares[..., :high, :wide, :, :], _OF_IMAGE)
     if direction == "bwd_weight":
         result = _filtered_weight(problem, images, w)
     else:
-        weights = np.einsum("ai,gkcdij,bj->gkcdab", _OF_WEIGHT, w, _OF_WEIGHT, optimize=True)
-        products = np.zeros((*x.shape[:2], w.shape[1], extents[0], high, wide, 4, 4))
+        weights = _transformed(w, _OF_WEIGHT)
+        products = np.zeros((*x.shape[:2], w.shape[1], extents[0], high, wide, 16))
         for plane in range(w.shape[3]):
             met = images[:, :, :, plane : plane + extents[0]]
-            products += np.einsum("ngczyxab,gkcab->ngkzyxab", met, weights[:, :, :, plane], optimize=True)
-        results = np.einsum("ia,ngkzyxab,jb->ngkzyixj", _OF_RESULT, products, _OF_RESULT, optimize=True)
+            products += np.einsum("ngczyxt,gkct->ngkzyxt", met, weights[:, :, :, plane], optimize=True)
+        results = (products @ _OF_RESULT).reshape(*products.shape[:-1], 2, 2).swapaxes(-3, -2)
         result = results.reshape(*results.shape[:4], 2 * high, 2 * wide)[..., : extents[1], : extents[2]]
     return {made: _as_given(problem, made, result[..., 0, :, :] if problem.ndim == 2 else result)}
 
 
 def _filtered_weight(problem: ConvProblem, images: Array, y: Array) -> Array:
-    """The gradient of the weight from transformed squares of the input, (n, g, c, z, y, x, 4, 4), and that of the
+    """The gradient of the weight from transformed squares of the input, (n, g, c, z, y, x, 16), and that of the
     output, (n, g, k, z, h, w), with absolute coefficients."""
     *outer, planes, height, width = y.shape
     high, wide = images.shape[4:6]
     even = np.pad(y, [(0, 0)] * 4 + [(0, 2 * high - height), (0, 2 * wide - width)])
     pairs = even.reshape(*outer, planes, high, 2, wide, 2)
-    gradients = np.einsum("ai,ngkzyixj,bj->ngkzyxab", _OF_GRADIENT, pairs, _OF_GRADIENT, optimize=True)
+    gradients = _transformed(pairs.swapaxes(-3, -2), _OF_GRADIENT)
     taps = range((1, *problem.filter)[-3])
     sums = [
-        np.einsum("ngczyxab,ngkzyxab->gkcab", images[:, :, :, tap : tap + planes], gradients, optimize=True)
+        np.einsum("ngczyxt,ngkzyxt->gkct", images[:, :, :, tap : tap + planes], gradients, optimize=True)
         for tap in taps
     ]
-    result: Array = np.einsum("ia,gkcdab,jb->gkcdij", _OF_FILTER, np.stack(sums, axis=3), _OF_FILTER, optimize=True)
-    return result
+    filters = np.stack(sums, axis=3) @ _OF_FILTER
+    return filters.reshape(*filters.shape[:-1], 3, 3)
+
+
+def _transformed(squares: Array, matrix: Array) -> Array:
+    """Squares, the last two axes, as transformed elements, the last one."""
+    transformed: Array = squares.reshape(*squares.shape[:-2], len(matrix)) @ matrix
+    return transformed
 
 
 def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], Any]]:

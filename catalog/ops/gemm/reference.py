@@ -114,7 +114,7 @@ def _joined(problem: GemmProblem, parts: Sequence[Array]) -> Array:
 
 
 def _factors(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
-    """A and B, row-major, with their scales, in float64; in int64 for int8 without scales."""
+    """A and B, row-major, with their scales, in float64."""
     a, b = _unscaled(problem, inputs)
     if not problem.has_scales:
         return a, b
@@ -127,9 +127,8 @@ def _factors(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array, 
 
 
 def _unscaled(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
-    """A and B, row-major, in float64; in int64 for int8 without scales."""
-    wide = np.int64 if problem.is_integer else np.float64
-    a, b = (inputs[name].astype(wide) for name in ("a", "b"))
+    """A and B, row-major, in float64."""
+    a, b = (inputs[name].astype(np.float64) for name in ("a", "b"))
     of_a, of_b, _ = problem.layout
     return (a if of_a == "r" else a.swapaxes(-1, -2)), (b if of_b == "r" else b.swapaxes(-1, -2))
 
@@ -137,7 +136,9 @@ def _unscaled(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array,
 def _before(problem: GemmProblem, inputs: Mapping[str, Array]) -> Array:
     """What the activation is applied to."""
     a, b = _factors(problem, inputs)
-    product = a @ b
+    product: Array = a @ b
+    if problem.is_integer:  # float64 has these sums exactly; a product of matrices of int64 takes many times as long
+        product = product.astype(np.int64)
     if problem.alpha != 1:
         product = np.float32(problem.alpha).astype(np.float64) * product
     before: Array = product + _added(problem, inputs, problem.beta)

@@ -65,11 +65,10 @@ class Sequence:
 
     def heads(self) -> Iterator[Head]:
         """Every query head, with its inputs."""
-        for index in range(self.problem.nhead_q):
-            key_index = index // self.problem.ratio
-            yield Head(
-                self, index, key_index, self._rows("q", index), self._rows("k", key_index), self._rows("v", key_index)
-            )
+        for key_index in range(self.problem.nhead_k):
+            k, v = self._rows("k", key_index), self._rows("v", key_index)
+            for index in range(key_index * self.problem.ratio, (key_index + 1) * self.problem.ratio):
+                yield Head(self, index, key_index, self._rows("q", index), k, v)
 
     def _range(self, axis: Axis) -> tuple[int, int]:
         """The range of the real tokens on the token axis."""

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "host/around.hpp"
-#include "multiples.hpp"
 #include "narrow.hpp"
 
 namespace catalog::host {
@@ -18,8 +17,6 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
     using Base::threads, Base::window;
     using T = typename Row::dtype;
     static constexpr int positions = 7, rows_at_once = 2;
-    // Whether tiles of filters of three columns leave out what is outside of the image, and Multiples are their distances.
-    static constexpr bool leaves_out = vector_registers < 32 && reading == Reading::elements;
     static constexpr int blocks_per_item = reading == Reading::own ? 16 : 4;
 
    public:
@@ -35,7 +32,7 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
             const std::int64_t row = item / parts * rows_at_once, first = item % parts * blocks_per_item;
             const std::int64_t end = std::min(first + blocks_per_item, blocks);
             const std::int64_t high = std::min<std::int64_t>(rows_at_once, rows - row);
-            if constexpr (reading == Reading::own && vector_registers < 32)  // PaddedDepthwise computes the others
+            if constexpr (vector_registers < 32)  // PaddedGroups computes the others
                 compute_rows<0>(row, high, first, end);
             else
                 with_step(window.axis[2], [&](auto step) { compute_rows<step>(row, high, first, end); });
@@ -45,18 +42,6 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
     }
 
    private:
-    // What of a tile's columns is outside of the image: nothing, the first, the last or both, or any of them.
-    enum class Outside { none, first, last, both, any };
-
-    Outside outside_of(std::int64_t begin) const {
-        const Axis& of_w = window.axis[2];
-        if (begin >= interior.first && begin + positions <= interior.end) return Outside::none;
-        const std::int64_t w = of_w.origin + begin * of_w.stride;
-        const std::int64_t beyond = w + (positions - 1) * of_w.stride + of_w.taps - of_w.extent;
-        if (!leaves_out || of_w.apart != 1 || of_w.taps != 3 || w < -1 || beyond > 1) return Outside::any;
-        return w >= 0 ? Outside::last : beyond > 0 ? Outside::both : Outside::first;
-    }
-
     // A row of the image that is computed, and the taps that meet the image that is read.
     struct Line {
         const T* from;  // what the first of these taps reads
@@ -90,20 +75,15 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
                 const std::int64_t begin = std::max<std::int64_t>(std::min(p, count - positions), 0);
                 if (is_large)
                     for (std::int64_t r = 0; r < rows; ++r) ask_for_next(lines[r], rows, begin, from, to);
-                const auto compute = [&](auto outside) {
-                    compute_tile<step, outside>(std::integral_constant<int, lanes>{}, lines, lines + rows, begin, from, to);
+                const auto compute = [&](auto checks) {
+                    compute_tile<step, checks>(std::integral_constant<int, lanes>{}, lines, lines + rows, begin, from, to);
                 };
-                const Outside outside = outside_of(begin);
                 if (!groups.block(from).is_whole())
-                    compute_tile<0, Outside::any>(groups.block(from).count, lines, lines + rows, begin, from, to);
-                else if (outside == Outside::none)
-                    compute(constant<Outside::none>);
-                else if (!leaves_out || step != 1 || outside == Outside::any)
-                    compute(constant<Outside::any>);
-                else if constexpr (leaves_out && step == 1)
-                    outside == Outside::first  ? compute(constant<Outside::first>)
-                    : outside == Outside::last ? compute(constant<Outside::last>)
-                                               : compute(constant<Outside::both>);
+                    compute_tile<0, true>(groups.block(from).count, lines, lines + rows, begin, from, to);
+                else if (begin >= interior.first && begin + positions <= interior.end)
+                    compute(std::false_type{});
+                else
+                    compute(std::true_type{});
             }
         };
         if constexpr (reading == Reading::own)
@@ -128,15 +108,12 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
                   positions, of_w.step * channels, end - first);
     }
 
-    template <auto value>
-    static constexpr std::integral_constant<decltype(value), value> constant{};
-
-    template <int step, Outside outside, class Count>
+    // `checks`: some of what a filter meets may be outside of the image.
+    template <int step, bool checks, class Count>
     void compute_tile(Count count, const Line* lines, const Line* last, std::int64_t p, std::int64_t first,
                       std::int64_t end) const {
         const Axis of_w = window.axis[2];
         const std::int64_t channels = made.all_channels, wide = of_w.taps;
-        const std::conditional_t<leaves_out, Multiples, Pixels> pixels(channels * static_cast<std::int64_t>(sizeof(T)));
         const std::int64_t width = reading == Reading::own ? 1 : groups.width;
         const std::int64_t from_row = window.axis[1].apart * read.extents[2] * channels;
         const std::int64_t from_plane = window.axis[0].apart * read.extents[1] * read.extents[2] * channels;
@@ -156,7 +133,7 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
                     for (std::int64_t th = line->high.first; th < line->high.end; ++th) {
                         for_taps<step>(of_w, [&](auto some, int tw) {
                             for (std::int64_t j = 0; j < width; ++j)
-                                add_taps<step, some, outside>(from, w + tw * of_w.apart, of_w.stride, of_w.extent, pixels,
+                                add_taps<step, some, checks>(from, w + tw * of_w.apart, of_w.stride, of_w.extent, channels,
                                                               weights + (tw * width + j) * lanes, width * lanes,
                                                               groups.channel(j, count), sums);
                         });
@@ -183,24 +160,21 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
 
     // Adds the products of one channel of each group and `some` taps, which are neighbours, to the sums. The first position
     // reads element `w` of the row.
-    template <int step, int some, Outside outside, class Apart, class Channel>
+    template <int step, int some, bool checks, class Channel>
     [[gnu::always_inline]] static void add_taps(const T* row, std::int64_t w, std::int64_t stride, std::int64_t extent,
-                                                const Apart& pixels, const float* weights, std::int64_t apart,
+                                                std::int64_t channels, const float* weights, std::int64_t apart,
                                                 Channel channel, Float (&sums)[positions]) {
-        const T* const first = pixels.at(row, w);
+        const T* const first = row + w * channels;
         const auto seen = [&](auto after) {
-            const bool is_zero = outside == Outside::any && !is_inside(w + after, extent);
-            return channel(is_zero ? zeros<T> : pixels.at(first, after));
+            return channel(checks && !is_inside(w + after, extent) ? zeros<T> : first + after * channels);
         };
         Float factor[some];
 #pragma GCC unroll 4
         for (int t = 0; t < some; ++t) factor[t] = load(weights + t * apart);
         if constexpr (step > 0) {
             constexpr int columns = step * (positions - 1) + some;
-            constexpr bool skips_first = outside == Outside::first || outside == Outside::both;
-            constexpr bool skips_last = outside == Outside::last || outside == Outside::both;
 #pragma GCC unroll 16
-            for (int column = skips_first; column < columns - skips_last; ++column) {
+            for (int column = 0; column < columns; ++column) {
                 const Float x = seen(column);
 #pragma GCC unroll 4
                 for (int t = 0; t < some; ++t)

@@ -14,8 +14,8 @@ namespace catalog::host {
 template <class Row>
 class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
     using Base = NarrowConvolution<Row, Reading::own>;
-    using Base::args, Base::groups, Base::is_large, Base::made, Base::packed, Base::read, Base::storing, Base::taps;
-    using Base::threads, Base::window;
+    using Base::args, Base::groups, Base::made, Base::packed, Base::read, Base::storing, Base::taps, Base::threads;
+    using Base::window;
     using T = typename Row::dtype;
     static constexpr int positions = 7, wide = 3;  // of a tile; taps
     static constexpr int most_blocks = 16;         // of channels, in a tile: the first cache has room for what they read
@@ -43,7 +43,7 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
         const std::int64_t bands = bands_of();
         std::atomic<bool> failed{false};
         parallel_for(args, threads, planes * bands * parts, [&](std::int64_t item) {
-            Meeting* const meetings = thread_room<struct MeetingsInPlace, Meeting>().reserve(of_d->taps * of_h->taps);
+            Meeting* const meetings = thread_room<struct MeetingsInPlace, Meeting>().reserve(2 * of_d->taps * of_h->taps);
             if (!meetings) return failed.store(true);
             const Range part = piece_of(take_from(item, parts), of_tile, blocks);
             const Range of_band = piece_of(take_from(item, bands), rows, of_h->count);
@@ -68,7 +68,7 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
         const T* from;  // may lie one pixel before the row
         T* to;
         const float* factors;
-        const Meeting *meetings, *end;
+        const Meeting *meetings, *end, *end_of_next;  // behind its own: rows that the next row is the first to read
         Range blocks;
     };
 
@@ -83,6 +83,13 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
                 *end++ = {read.index(of_d.origin + d * of_d.stride + td * of_d.apart,
                                      of_h.origin + h * of_h.stride + th * of_h.apart, 0) * channels,
                           (td * of_h.taps + th) * wide * lanes};
+        Meeting* end_of_next = end;
+        const std::int64_t next = of_h.origin + (h + 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1;
+        const std::int64_t first_next = std::max<std::int64_t>(next - std::min(of_h.stride, of_h.taps), 0);
+        if (has_next)
+            for (std::int64_t td = deep.first; td < deep.end; ++td)
+                for (std::int64_t row = first_next; row < std::min(next, of_h.extent); ++row)
+                    *end_of_next++ = {read.index(of_d.origin + d * of_d.stride + td * of_d.apart, row, 0) * channels, 0};
         const std::int64_t place = made.index(of_d.first + d * of_d.step, of_h.first + h * of_h.step, of_w.first);
         const T* const from = read.data + plane * read.stride_image + part.first * lanes;
         T* const to = made.data + plane * made.stride_image + place * channels + part.first * lanes;
@@ -90,9 +97,8 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
         for (std::int64_t p = 0; p < of_w.count; p += positions) {
             // The last tile is whole: some positions are computed twice.
             const std::int64_t begin = std::min(p, of_w.count - positions), w = of_w.origin + begin * step;
-            if (is_large && has_next) ask_for_next<step>(from, d, h, w, part);
             const float* const factors = packed + part.first * taps * lanes;
-            const Tile tile{from + w * channels, to + begin * channels, factors, meetings, end, part};
+            const Tile tile{from + w * channels, to + begin * channels, factors, meetings, end, end_of_next, part};
             const bool is_last = w + step * (positions - 1) + wide > of_w.extent;
             const auto compute = [&](auto is_first) {
                 if (is_last)
@@ -102,20 +108,6 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
             };
             w < 0 ? compute(std::true_type{}) : compute(std::false_type{});
         }
-    }
-
-    // Prefetches what the next row reads for the first time at a tile that begins at `w`.
-    template <int step>
-    void ask_for_next(const T* from, std::int64_t d, std::int64_t h, std::int64_t w, const Range& part) const {
-        const Axis &of_d = window.axis[0], &of_h = window.axis[1];
-        const Range deep = of_d.inside(d);
-        const std::int64_t channels = read.all_channels, blocks = part.end - part.first;
-        const std::int64_t end = of_h.origin + (h + 1) * of_h.stride + (of_h.taps - 1) * of_h.apart + 1;
-        for (std::int64_t td = deep.first; td < deep.end; ++td)
-            for (std::int64_t row = std::max<std::int64_t>(end - of_h.stride, 0); row < std::min(end, of_h.extent); ++row) {
-                const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
-                ask<false>(from + read.index(at_d, row, w) * channels, step * positions, channels, blocks);
-            }
     }
 
     // Leaves out the first or the last column that the taps meet, if it is outside of the image.
@@ -128,6 +120,11 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
         const float* factors = tile.factors;
         const std::int64_t of_block = taps * lanes, whole = args.c / lanes;
         for (std::int64_t number = tile.blocks.first; number < tile.blocks.end; ++number) {
+            // Hardware does not foresee the order. Requests for a few lines at a time wait while blocks are computed.
+            if ((number - tile.blocks.first) % of_line == 0)
+                for (const Meeting* of = tile.end; of < tile.end_of_next; ++of)
+#pragma GCC unroll 16
+                    for (int i = 0; i < step * positions; ++i) __builtin_prefetch(apart.at(from + of->row, i), 0, 2);
             // The last block begins early enough to be whole.
             const int skipped = number == whole ? lanes - static_cast<int>(args.c % lanes) : 0;
             from -= skipped, to -= skipped;

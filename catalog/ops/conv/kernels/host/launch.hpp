@@ -49,12 +49,16 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 using Narrow = std::conditional_t<Row::direction == Direction::bwd_weight, NarrowGradients<Row, reading>,
                                                   NarrowGroups<Row, reading>>;
                 // With 32 registers, kernels of narrow groups have enough of them.
-                if constexpr (reading != Reading::own || vector_registers == 32)
+                if constexpr (vector_registers == 32)
                     return Narrow(*args, of, window, threads).run();
-                else if constexpr (Row::direction == Direction::bwd_weight)
+                else if constexpr (Row::direction == Direction::bwd_weight && reading == Reading::own)
                     return run_first<DepthwiseGradients<Row>, Narrow>(*args, of, window, threads);
+                else if constexpr (Row::direction == Direction::bwd_weight)
+                    return Narrow(*args, of, window, threads).run();
+                else if constexpr (reading == Reading::own)
+                    return run_first<DepthwiseInPlace<Row>, PaddedGroups<Row, reading>, Narrow>(*args, of, window, threads);
                 else
-                    return run_first<DepthwiseInPlace<Row>, PaddedDepthwise<Row>, Narrow>(*args, of, window, threads);
+                    return run_first<PaddedGroups<Row, reading>, Narrow>(*args, of, window, threads);
             });
         });
     else if constexpr (Row::transformed)

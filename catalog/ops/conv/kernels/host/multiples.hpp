@@ -6,30 +6,13 @@
 
 namespace catalog::host {
 
-// Elements that are some bytes apart.
-class Pixels {
+// Elements that are some bytes apart, for numbers below 16 that are known when a kernel is compiled, and for few registers:
+// four of them reach all these elements, because an address scales one by 1, 2 or 4.
+class Multiples {
    public:
-    explicit Pixels(std::int64_t bytes) : one(bytes) {}
-
-    template <class T>
-    [[gnu::always_inline]] T* at(T* first, std::int64_t number) const {
-        using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
-        return reinterpret_cast<T*>(reinterpret_cast<Byte*>(first) + number * one);
-    }
-
-   protected:
-    std::int64_t one;
-};
-
-// The same for numbers below 16 that are known when a kernel is compiled, and for few registers: four of them reach all
-// these elements, because an address scales one by 1, 2 or 4.
-class Multiples : public Pixels {
-   public:
-    explicit Multiples(std::int64_t bytes) : Pixels(bytes), three(3 * bytes), five(5 * bytes), seven(7 * bytes) {
+    explicit Multiples(std::int64_t bytes) : one(bytes), three(3 * bytes), five(5 * bytes), seven(7 * bytes) {
         asm("" : "+r"(three), "+r"(five), "+r"(seven));  // or compilers would keep more distances, in memory
     }
-
-    using Pixels::at;
 
     template <class T>
     [[gnu::always_inline]] T* at(T* first, int number) const {
@@ -44,7 +27,7 @@ class Multiples : public Pixels {
     }
 
    private:
-    std::int64_t three, five, seven;
+    std::int64_t one, three, five, seven;
 };
 
 }  // namespace catalog::host

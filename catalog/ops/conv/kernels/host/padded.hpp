@@ -1,7 +1,8 @@
-// Depthwise convolutions whose taps along a row are neighbours, of any number, from rows that are copied first: as float32,
-// vector after vector of channels, with the zeros around the image. All positions are computed alike, elements are
+// Convolutions of narrow groups whose taps along a row are neighbours, of any number, from rows that are copied first: as
+// float32, vector after vector of channels, with the zeros around the image. All positions are computed alike, elements are
 // converted once, and what a tile of positions reads is at distances that are known when it is compiled. In the tensor,
-// distances depend on the number of channels: with 16 registers, they would be loaded from memory again and again.
+// distances depend on the number of channels: with 16 registers, they would be loaded from memory again and again, and where
+// they are powers of two, what a tile reads would share few sets of the first cache.
 //
 // An item is a strip of an image: some channels of some positions across, row after row. Copied rows stay in the first
 // cache until the last row that meets them is computed.
@@ -12,9 +13,9 @@
 
 namespace catalog::host {
 
-template <class Row>
-class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
-    using Base = NarrowConvolution<Row, Reading::own>;
+template <class Row, Reading reading>
+class PaddedGroups : NarrowConvolution<Row, reading> {
+    using Base = NarrowConvolution<Row, reading>;
     using Base::args, Base::groups, Base::is_large, Base::made, Base::packed, Base::read, Base::storing, Base::taps;
     using Base::threads, Base::window;
     using T = typename Row::dtype;
@@ -23,7 +24,7 @@ class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
     static constexpr std::int64_t most_copied = 1 << 14;                             // floats
 
    public:
-    PaddedDepthwise(const catalog_args& args, const Geometry& of, const Window& window, int threads)
+    PaddedGroups(const catalog_args& args, const Geometry& of, const Window& window, int threads)
         : Base(args, of, window, threads) {}
 
     // CATALOG_UNSUPPORTED for few channels, and for taps or strides that are far apart.
@@ -105,7 +106,7 @@ class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
         const std::int64_t channels = read.all_channels, w = of_w.origin + of_item.position * of_w.stride;
         const std::int64_t count = wide_copied, first = std::clamp<std::int64_t>(-w, 0, count);
         const std::int64_t end = std::clamp(of_w.extent - w, first, count);
-        if (is_large && has_next)
+        if (has_next && (is_large || reading != Reading::own))
             ask<false>(row + (of_w.extent + w + first) * channels + of_item.block * lanes, end - first, channels,
                        of_item.end - of_item.block);
         for (std::int64_t number = of_item.block; number < of_item.end; ++number) {
@@ -123,7 +124,9 @@ class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
     void compute_row(const Strip& of_item, const Range& deep, std::int64_t h, T* row) const {
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         const Range high = of_h.inside(h);
-        const std::int64_t of_row = of_w.taps * lanes;
+        const std::int64_t width = reading == Reading::own ? 1 : groups.width;
+        const std::int64_t of_tap = width * lanes, of_row = of_w.taps * of_tap;
+        const std::int64_t blocks_read = (width + lanes - 1) / lanes;  // of a group
         Meeting* const meetings = of_item.meetings;
         Meeting* end = meetings;
         for (std::int64_t td = deep.first; td < deep.end; ++td) {
@@ -143,8 +146,8 @@ class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
         for (std::int64_t number = of_item.block; number < of_item.end; ++number) {
             const ChannelBlock block = groups.block(number);
             const bool stores_all = count >= positions && block.stores_all();
-            const float* const rows = of_item.rows + (number - of_item.block) * of_block;
-            const float* const factors = packed + number * taps * lanes;
+            const float* const rows = of_item.rows + (number - of_item.block) / blocks_read * blocks_read * of_block;
+            const float* const factors = packed + number * taps * of_tap;
             for (std::int64_t p = 0; p < count; p += positions) {
                 // The last tile is whole, if there are as many positions: some are computed twice.
                 const std::int64_t begin = std::max<std::int64_t>(std::min(p, count - positions), 0);
@@ -153,12 +156,34 @@ class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
 #pragma GCC unroll 8
                 for (int i = 0; i < positions; ++i) sums[i] = Float{};
                 for (const Meeting* of = meetings; of < end; ++of)
-                    for (std::int64_t t = 0; t < of_row; t += lanes) {
-                        const float* const read = from + of->row + t;
-                        const Float factor = load(factors + of->factors + t);
+                    if constexpr (reading == Reading::own)
+                        for (std::int64_t t = 0; t < of_row; t += lanes) {
+                            const float* const read = from + of->row + t;
+                            const Float factor = load(factors + of->factors + t);
 #pragma GCC unroll 8
-                        for (int i = 0; i < positions; ++i) sums[i] += load(read + i * step * lanes) * factor;
-                    }
+                            for (int i = 0; i < positions; ++i) sums[i] += load(read + i * step * lanes) * factor;
+                        }
+                    else
+                        for_taps<step>(of_w, [&](auto some, int tw) {
+                            const float *read = from + of->row + tw * lanes, *const last = read + blocks_read * of_block;
+                            const float* factor = factors + of->factors + tw * of_tap;
+                            const auto add_two = [&](auto channel, auto next) {
+                                add_taps<step, some, false>(channel, read, factor, of_tap, sums);
+                                add_taps<step, some, true>(next, read, factor + lanes, of_tap, sums);
+                                factor += 2 * lanes;
+                            };
+                            if constexpr (reading == Reading::elements)
+                                for (; read < last; read += of_block)
+                                    for (int j = 0; j < lanes; j += 2)
+                                        add_two([=](const float* from) { return splat(from[j]); },
+                                                [=](const float* from) { return splat(from[j + 1]); });
+                            else if (width == 2)
+                                add_two(lane_of_group<2, 0>, lane_of_group<2, 1>);
+                            else if (width == 4) {
+                                add_two(lane_of_group<4, 0>, lane_of_group<4, 1>);
+                                add_two(lane_of_group<4, 2>, lane_of_group<4, 3>);
+                            }
+                        });
                 T* to = first + begin * apart + block.first;
                 if (stores_all) {
                     if (collects) to = collected + begin * channels + (number - of_item.block) * lanes;
@@ -177,6 +202,39 @@ class PaddedDepthwise : NarrowConvolution<Row, Reading::own> {
         if (collects)
             for (std::int64_t i = 0; i < count; ++i)
                 storing.copy(collected + i * channels, channels, first + i * apart + of_item.block * lanes);
+    }
+
+    // Lane j of its group in each lane. A permutation that is known when it is compiled is faster.
+    template <int width, int j>
+    static Float lane_of_group(const float* from) {
+        Ints index;
+        for (int lane = 0; lane < lanes; ++lane) index[lane] = lane / width * width + j;
+        return permute(load(from), index);
+    }
+
+    // Adds the products of one channel of each group and `some` taps, which are neighbours, to the sums. `apart`: the products
+    // of a position are added up first. Seven sums alone are too few to hide the latency of three additions to each.
+    template <int step, int some, bool apart, class Channel>
+    [[gnu::always_inline]] static void add_taps(Channel channel, const float* read, const float* factors,
+                                                std::int64_t of_tap, Float (&sums)[positions]) {
+        asm("" : "+r"(read));  // or g++ would load what all channels meet before the first one, and keep it in memory
+        Float factor[some], products[positions];
+#pragma GCC unroll 4
+        for (int t = 0; t < some; ++t) factor[t] = load(factors + t * of_tap);
+#pragma GCC unroll 16
+        for (int column = 0; column < step * (positions - 1) + some; ++column) {
+            const Float x = channel(read + column * lanes);
+#pragma GCC unroll 4
+            for (int t = some - 1; t >= 0; --t)
+                if (column >= t && (column - t) % step == 0 && column - t < step * positions) {
+                    const int i = (column - t) / step;
+                    if (!apart)
+                        sums[i] += x * factor[t];
+                    else
+                        products[i] = t == 0 ? x * factor[t] : products[i] + x * factor[t];
+                    if (apart && t == some - 1) sums[i] += products[i];
+                }
+        }
     }
 
     std::int64_t wide, wide_copied;  // positions of a strip, and what they meet in a row

@@ -19,6 +19,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -151,15 +153,14 @@ struct CatalogBackward : Node {
     std::string name() const override { return "CatalogBackward"; }
 
     void release_variables() override {
+        const std::lock_guard<std::mutex> alone(mutex_);
         for (auto* saved : {&inputs, &outputs})
             for (SavedVariable& variable : *saved) variable.reset_data();
     }
 
     variable_list apply(variable_list&& gradients) override {
         if (!gradients[0].defined() && !gradients[1].defined()) return variable_list(inputs.size());
-        variable_list saved;
-        for (const SavedVariable& variable : inputs) saved.push_back(variable.unpack());
-        for (const SavedVariable& variable : outputs) saved.push_back(variable.unpack(getptr()));
+        const variable_list saved = unpacked();
         auto made = fast(gradients, saved);
         if (!made) made = slow(gradients, saved);
         for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -168,6 +169,15 @@ struct CatalogBackward : Node {
     }
 
    private:
+    variable_list unpacked() {
+        const std::lock_guard<std::mutex> alone(mutex_);
+        variable_list saved;
+        saved.reserve(inputs.size() + outputs.size());
+        for (const SavedVariable& variable : inputs) saved.push_back(variable.unpack());
+        for (const SavedVariable& variable : outputs) saved.push_back(variable.unpack(getptr()));
+        return saved;
+    }
+
     std::optional<variable_list> fast(const variable_list& gradients, const variable_list& saved) const {
         auto* repeated = reinterpret_cast<PyRepeated*>(gradient->fast.load(std::memory_order_acquire));
         if (!repeated || !gradients[0].defined() || gradients[1].defined() || c10::GradMode::is_enabled() || watched() ||

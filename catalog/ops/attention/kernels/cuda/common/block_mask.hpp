@@ -7,9 +7,9 @@
 
 namespace catalog::cuda {
 
-// Threads that load together: one alone, a warp that looks for named entries, or two that have parts of pages.
+// Threads that load together: one alone, a warp that looks for named entries, or up to four that have parts of pages.
 template <class Row>
-inline constexpr int loaders = Row::paged_kv ? 64 : Row::block_mask ? 32 : 1;
+inline constexpr int loaders = Row::paged_kv ? 128 : Row::block_mask ? 32 : 1;
 
 // Whether this thread acts for its warp.
 template <class Row>

@@ -1,6 +1,8 @@
-// Rows that TMA loads through a ragged map: those of a sequence, or those of a page of a cache.
+// Rows that TMA loads: those of a sequence through a ragged map, and those of a page of a cache, through one with an axis of
+// pages where they are all of a part.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 
@@ -45,6 +47,21 @@ inline int rows_of_part(const catalog_args& args) {
 __device__ __forceinline__ RaggedRows rows_of(const ByteStrides& strides, std::int64_t batch, int head,
                                               std::int64_t first, int rows) {
     return {batch * strides.batch + head * strides.nhead + first * strides.seqlen, strides.seqlen, rows};
+}
+
+// A map of K or V in pages: columns, rows of a page, heads, pages. False: TMA cannot address them so.
+template <class T>
+inline bool make_page_map(CUtensorMap& map, const catalog_tensor& tensor, const catalog_args& args, std::int64_t hdim,
+                          const ByteStrides& strides, int box_columns, int box_rows) {
+    const auto number = [](std::int64_t extent) { return static_cast<std::uint64_t>(extent); };
+    const std::uint64_t extents[4] = {number(hdim), number(args.page_size), number(args.nhead_k), number(args.num_pages)};
+    std::uint64_t of[3] = {number(strides.seqlen), number(strides.nhead), number(strides.batch)};
+    for (int axis = 0; axis < 3; ++axis) {
+        if (of[axis] == 0 && extents[axis + 1] > 1) return false;  // heads or pages that share memory
+        of[axis] = std::max<std::uint64_t>(of[axis], 16);
+    }
+    const std::uint32_t columns = box_columns, rows = box_rows;
+    return make_tensor_map<T>(map, tensor.data, extents, of, {columns, rows, 1, 1}, swizzle_of(columns * sizeof(T)));
 }
 
 struct PageSteps {

@@ -46,7 +46,9 @@ class FwdProducer {
         tma_prefetch_map(&call.v_map);
         if constexpr (!Row::paged_kv)
             for_each_tile([this](const Work<Row>& work) { load_tile(work); });
-        else if (threadIdx.x < 32)
+        else if (threadIdx.x >= 64 && !PagedBlocks<Row>::has_helpers(call))
+            return;
+        else if (threadIdx.x / 32 % 2 == 0)
             for_each_tile([this](const Work<Row>& work) { load_pages<true>(work); });
         else
             for_each_tile([this](const Work<Row>& work) { load_pages<false>(work); });
@@ -63,10 +65,10 @@ class FwdProducer {
         }
     }
 
-    // One warp loads parts of keys; the other one Q, which is needed as early, and parts of values.
+    // Even warps load parts of keys; odd ones parts of values, and the first of them Q, which is needed as early.
     template <bool keys>
     __device__ __forceinline__ void load_pages(const Work<Row>& work) {
-        if constexpr (!keys) load_q(queries_of(work), work.first_query);
+        if (!keys && leads()) load_q(queries_of(work), work.first_query);
         KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
         for (int block = work.end_block - 1; block >= work.first_block; --block) {
             const auto place = blocks.find(block);
@@ -132,10 +134,13 @@ class FwdProducer {
     static __device__ __forceinline__ void await(std::uint32_t empty, std::uint32_t phase, std::uint32_t full, int bytes) {
         if (acts<Row>()) {
             barrier_wait(empty, phase ^ 1);
-            barrier_arrive_expect(full, bytes);
+            if (leads()) barrier_arrive_expect(full, bytes);  // those of its helper as well
         }
         if constexpr (Row::paged_kv) __syncwarp();
     }
+
+    // Whether this is the first of the warps that load the same.
+    static __device__ __forceinline__ bool leads() { return threadIdx.x < 64; }
 
     const FwdCall& call;
     const std::uint32_t shared;

@@ -24,13 +24,14 @@ struct Descales {
 };
 
 // The pages of K and V, with the names of catalog_args: see PageTable. A block of keys consists of parts of `part_rows`,
-// each within a page.
+// each within a page; those of `whole_rows` are loaded through the maps, which is less work.
 struct KeyPages {
     catalog_tensor block_table, seqlens_k, kv_indptr, kv_page_indices, kv_last_page_lens;
     std::int64_t page_size, pages_per_sequence, num_pages, num_page_indices, seqlen_k;
     Divisor divide{1};
-    int part_rows;
+    int part_rows, whole_rows;
     PageSteps of_keys, of_values;
+    CUtensorMap k_map, v_map;
 };
 
 struct FwdCall {
@@ -185,10 +186,14 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
         !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, columns_q, part_rows) ||
         !make_ragged_map<T>(call.v_map, v.data, call.v.seqlen, args.hdim_v, columns_v, part_rows))
         return CATALOG_BAD_ARGUMENT;
-    if constexpr (Row::paged_kv)
+    if constexpr (Row::paged_kv) {
         call.pages = {args.block_table, args.seqlens_k, args.kv_indptr, args.kv_page_indices, args.kv_last_page_lens,
                       args.page_size, args.pages_per_sequence, args.num_pages, args.num_page_indices, args.seqlen_k,
-                      Divisor(args.page_size), part_rows, steps_of(call.k), steps_of(call.v)};
+                      Divisor(args.page_size), part_rows, -1, steps_of(call.k), steps_of(call.v)};
+        if (make_page_map<T>(call.pages.k_map, k, args, args.hdim_q, call.k, columns_q, part_rows) &&
+            make_page_map<T>(call.pages.v_map, v, args, args.hdim_v, call.v, columns_v, part_rows))
+            call.pages.whole_rows = part_rows;
+    }
 
     call.o_data = args.o.data;
     call.lse_data = static_cast<float*>(args.lse.data);

@@ -5,15 +5,21 @@
 
 namespace catalog::cuda {
 
+// Calls load(target, column) for each panel of `count` rows; `target` is that of the first one.
+template <class Row, int hdim, int count, class Load>
+__device__ __forceinline__ void for_panels(std::uint32_t target, const Load& load) {
+    constexpr int columns = loaded_columns<Row, hdim>, row_bytes = loaded_row_bytes<Row, hdim>;
+#pragma unroll
+    for (int panel = 0; panel < hdim / columns; ++panel) load(target + panel * count * row_bytes, panel * columns);
+}
+
 // To `target`, the first panel of `count` rows; those of `rows` from `first` on, as many as the map's boxes have.
 template <class Row, int hdim, int count>
 __device__ __forceinline__ void load_panels(const CUtensorMap& map, std::uint32_t target, std::uint32_t full,
                                             const RaggedRows& rows, int first) {
-    constexpr int columns = loaded_columns<Row, hdim>, row_bytes = loaded_row_bytes<Row, hdim>;
-#pragma unroll
-    for (int panel = 0; panel < hdim / columns; ++panel)
-        tma_load(target + panel * count * row_bytes, &map, full, panel * columns, rows.first_row + first, rows.low,
-                 rows.high, RaggedRows::wrap);
+    for_panels<Row, hdim, count>(target, [&](std::uint32_t panel, int column) {
+        tma_load(panel, &map, full, column, rows.first_row + first, rows.low, rows.high, RaggedRows::wrap);
+    });
 }
 
 // A block is a box of the sequence's rows.
@@ -42,8 +48,9 @@ class DenseBlocks {
     const RaggedRows keys, values;
 };
 
-// A block consists of parts that lie within a page; each is loaded by a lane of one warp. Issue slots that this warp takes
-// are lost to the warps that compute: so addresses are sums in units of 16 bytes.
+// A block consists of parts that lie within a page; each is loaded by a lane. Issue slots that its warp takes are lost to the
+// warps that compute: so no address is computed for a whole part, others are sums in units of 16 bytes, and a second warp,
+// which shares them with other warps, takes half of many parts.
 template <class Row>
 class PagedBlocks {
    public:
@@ -54,7 +61,12 @@ class PagedBlocks {
 
     __device__ __forceinline__ PagedBlocks(const FwdCall& call, const Work<Row>& work, int head)
         : call(call), pages(call.pages, work.batch), seqlen_k(work.seqlen_k), head(head),
-          first(static_cast<int>(threadIdx.x) % 32 * call.pages.part_rows), has_part(first < Row::tile_n0) {}
+          first(part_of_lane(call) * call.pages.part_rows), has_part(first < Row::tile_n0) {}
+
+    static __device__ __forceinline__ bool has_helpers(const FwdCall& call) {
+        constexpr int fewest_parts = 8;
+        return call.pages.part_rows * fewest_parts <= Row::tile_n0;
+    }
 
     // The page of the block before is looked up as well, because that block is next.
     __device__ __forceinline__ Place find(int block) {
@@ -67,17 +79,22 @@ class PagedBlocks {
     }
 
     __device__ __forceinline__ void load_keys(std::uint32_t target, std::uint32_t full, const Place& place) const {
-        load<Row::hdim_q>(call.k_map, call.pages.of_keys, target, full, place);
+        load<Row::hdim_q>(call.k_map, call.pages.k_map, call.pages.of_keys, target, full, place);
     }
 
     __device__ __forceinline__ void load_values(std::uint32_t target, std::uint32_t full, const Place& place) const {
-        load<Row::hdim_v>(call.v_map, call.pages.of_values, target, full, place);
+        load<Row::hdim_v>(call.v_map, call.pages.v_map, call.pages.of_values, target, full, place);
     }
 
    private:
     struct Found {
         int page, slot;  // no page: -1
     };
+
+    static __device__ __forceinline__ int part_of_lane(const FwdCall& call) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        return has_helpers(call) ? 2 * lane + static_cast<int>(threadIdx.x) / 64 : lane;
+    }
 
     __device__ __forceinline__ Found look_up(int block) const {
         const int key = max(block * Row::tile_n0 + first, 0), index = call.pages.divide.quotient(key);
@@ -86,11 +103,17 @@ class PagedBlocks {
     }
 
     template <int hdim>
-    __device__ __forceinline__ void load(const CUtensorMap& map, const PageSteps& steps, std::uint32_t target,
-                                         std::uint32_t full, const Place& place) const {
+    __device__ __forceinline__ void load(const CUtensorMap& ragged, const CUtensorMap& whole, const PageSteps& steps,
+                                         std::uint32_t target, std::uint32_t full, const Place& place) const {
         if (!has_part) return;
-        const RaggedRows rows = rows_in_page(steps, place.page, head, place.slot, place.rows);
-        load_panels<Row, hdim, Row::tile_n0>(map, target + first * loaded_row_bytes<Row, hdim>, full, rows, 0);
+        target += first * loaded_row_bytes<Row, hdim>;
+        if (place.rows == call.pages.whole_rows)
+            for_panels<Row, hdim, Row::tile_n0>(target, [&](std::uint32_t panel, int column) {
+                tma_load(panel, &whole, full, column, place.slot, head, place.page);
+            });
+        else
+            load_panels<Row, hdim, Row::tile_n0>(
+                ragged, target, full, rows_in_page(steps, place.page, head, place.slot, place.rows), 0);
     }
 
     const FwdCall& call;

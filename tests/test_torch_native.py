@@ -30,12 +30,10 @@ from test_torch_flash import (  # noqa: F401
 from test_torch_operators import (  # noqa: F401
     test_a_misaligned_tensor_is_refused_each_time,
     test_a_trace_has_every_call_and_its_gradient,
-    test_compiled_whole_graphs_give_what_eager_gives,
     test_derivatives_that_are_not_there_are_refused,
     test_heads_before_tokens_in_another_order_in_memory_train_in_every_call,
     test_modes_and_profiles_see_the_operators,
     test_negated_views_are_taken_for_what_they_are,
-    test_operators_keep_pytorchs_rules,
     test_parameters_threads_and_inference_mode,
     test_tensors_left_over_from_a_transform_are_taken_for_what_they_are,
 )

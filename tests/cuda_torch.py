@@ -1,4 +1,4 @@
-"""Products, convolutions and latent attention of PyTorch's tensors on a GPU of arch sm_90, against float64."""
+"""Products, convolutions, latent attention and compiled calls of PyTorch's tensors on sm_90, against float64."""
 
 from __future__ import annotations
 

@@ -107,17 +107,15 @@ def folder() -> Path:
 
 
 def _command(compiler: list[str], target: Path) -> list[str]:
-    from torch.utils import cpp_extension  # it imports setuptools
-
-    folders = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
-    libraries = cpp_extension.library_paths()
+    of_torch = Path(torch.__file__).parent
+    headers = (of_torch / "include", sysconfig.get_paths()["include"])
     return [
         *compiler,
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        *(word for folder in folders for word in ("-isystem", folder)),
+        *(f"-I{folder}" for folder in headers),
         str(_SOURCE),
         *("-o", str(target)),
-        *(f"-L{folder}" for folder in libraries),
-        *(f"-l{library}" for library in _LIBRARIES),
+        f"-L{of_torch / 'lib'}",
+        *(f"-l{name}" for name in _LIBRARIES),
     ]

@@ -353,29 +353,24 @@ PyMethodDef gradient_methods[] = {{"attach", attach, METH_VARARGS, nullptr},
                                   {"repeat", repeat_gradient, METH_O, nullptr},
                                   {nullptr, nullptr, 0, nullptr}};
 
-PyTypeObject repeated_type = [] {
+template <class Object>
+PyTypeObject type_of(const char* name, initproc init, destructor free, ternaryfunc call, PyMethodDef* methods) {
     PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = "catalog_calls.Repeated";
-    type.tp_basicsize = sizeof(PyRepeated);
+    type.tp_name = name;
+    type.tp_basicsize = sizeof(Object);
     type.tp_flags = Py_TPFLAGS_DEFAULT;
     type.tp_new = PyType_GenericNew;
-    type.tp_init = init_repeated;
-    type.tp_dealloc = free_repeated;
-    type.tp_call = call_repeated;
+    type.tp_init = init;
+    type.tp_dealloc = free;
+    type.tp_call = call;
+    type.tp_methods = methods;
     return type;
-}();
+}
 
-PyTypeObject gradient_type = [] {
-    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = "catalog_calls.Gradient";
-    type.tp_basicsize = sizeof(PyGradient);
-    type.tp_flags = Py_TPFLAGS_DEFAULT;
-    type.tp_new = PyType_GenericNew;
-    type.tp_init = init_gradient;
-    type.tp_dealloc = free_gradient;
-    type.tp_methods = gradient_methods;
-    return type;
-}();
+PyTypeObject repeated_type =
+    type_of<PyRepeated>("catalog_calls.Repeated", init_repeated, free_repeated, call_repeated, nullptr);
+PyTypeObject gradient_type =
+    type_of<PyGradient>("catalog_calls.Gradient", init_gradient, free_gradient, nullptr, gradient_methods);
 
 PyObject* repeat_gradient(PyObject* self, PyObject* call) {
     if (!PyObject_TypeCheck(call, &repeated_type)) {

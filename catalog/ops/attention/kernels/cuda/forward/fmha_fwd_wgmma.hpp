@@ -140,7 +140,7 @@ class FwdProducer {
     }
 
     // Whether this is the first of the warps that load the same.
-    static __device__ __forceinline__ bool leads() { return threadIdx.x < 64; }
+    static __device__ __forceinline__ bool leads() { return !Row::paged_kv || threadIdx.x < 64; }
 
     const FwdCall& call;
     const std::uint32_t shared;

@@ -206,6 +206,29 @@ def test_devices_stay_apart_and_the_newest_wins(kernels: list[AttentionKernel], 
     assert {how for count in again.counts.values() for how in count} == {"the same"}
 
 
+def test_files_merged_together_count_as_if_merged_one_after_another(
+    kernels: list[AttentionKernel], empty: Path
+) -> None:
+    """Files of the same machine too: the third has a newer timing than the first and the timing of the second."""
+    timings = [
+        [(0, 0, 0, 0, FIRST, 1.0), (1, 0, 0, 0, FIRST, 1.0)],
+        [(0, 0, 0, 1, FIRST, 2.0)],
+        [(0, 0, 0, 0, SECOND, 3.0), (0, 0, 0, 1, FIRST, 2.0), (0, 0, 0, 2, FIRST, 4.0)],
+    ]
+    files = [
+        write(empty / f"{number}.db", kernels, [(0, 0, "built", FIRST)], times) for number, times in enumerate(timings)
+    ]
+    together, one_by_one = (Catalog(shutil.copy(empty / "empty.db", empty / f"{name}.db")) for name in "ab")
+    done = together.merge(files)
+    assert [one.counts for one in done] == [one.counts for path in files for one in one_by_one.merge([path])]
+    assert [dict(one.counts["timing"]) for one in done] == [
+        {"added": 2},
+        {"added": 1},
+        {"added": 1, "renewed": 1, "the same": 1},
+    ]
+    assert content(together.path) == content(one_by_one.path)
+
+
 def test_a_file_from_before_a_trait_was_added_is_merged(kernels: list[AttentionKernel], empty: Path) -> None:
     there = write(empty / "there.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     with closing(sqlite3.connect(there, isolation_level=None)) as connection:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from catalog.registry.kernels import add_kernel, kernel_of, lineage_id, populate
 from catalog.registry.merge_read import Source, attached, delete, opened, reading
 from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
-from catalog.registry.transactions import transaction, written_once
+from catalog.registry.transactions import interruptible, transaction, written_once
 from catalog.schema.lineage import LINEAGE
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
@@ -44,6 +44,12 @@ COLUMNS = ("from", "what", "added", "renewed", "the same")
 _TABLES = ("kernel", "artifact", "device", "problem", "timing")
 _FOREIGN_TABLES = ("foreign_kernel", "foreign_timing")
 _OTHERS = ("model", *_FOREIGN_TABLES)
+
+_IDS = ("problem_id", "device_id", "lineage")
+"""Columns that refer to rows of another table by numbers, which differ between files."""
+
+_MOST_TERMS = 250
+"""Maximum number of files in one statement; SQLite allows 500 terms."""
 
 Row = dict[str, Any]
 
@@ -98,7 +104,12 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
         with transaction(connection):
             _merge_kernels(connection, merges)
             for merge in merges:
-                merge.merge_records()
+                merge.merge_builds()
+            with interruptible(connection):
+                for machines in _rounds(merges):
+                    _merge_timings(connection, machines)
+            for merge in merges:
+                merge.merge_others()
     return [merge.merged for merge in merges]
 
 
@@ -115,6 +126,67 @@ def _merge_kernels(connection: sqlite3.Connection, merges: Sequence[_Merge]) -> 
     for merge, row in sorted(offers, key=lambda offer: tuple(offer[1][name] for name in order)):
         with reading(merge.merged.path):
             merge.merge_kernel(row, populated, added)
+
+
+def _rounds(merges: Iterable[_Merge]) -> list[list[_Merge]]:
+    """Groups of files that have no device in common; files that share one are in different groups, in their order."""
+    rounds, latest = list[list[_Merge]](), dict[int, int]()
+    for merge in merges:
+        devices = merge.devices()
+        number = max((latest[device] + 1 for device in devices if device in latest), default=0)
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(merge)
+        latest.update(dict.fromkeys(devices, number))
+    return rounds
+
+
+def _merge_timings(connection: sqlite3.Connection, merges: Sequence[_Merge]) -> None:
+    """Merge the timings of files that have no device, and so no timing, in common."""
+    key = ("problem_id", "kernel_id", "device_id", "artifact_key", "measured_as", "cold")
+    _put(connection, merges, "timing", key, evidence=("{0}.created", "{0}.n"))
+
+
+def _put(
+    connection: sqlite3.Connection,
+    merges: Sequence[_Merge],
+    table: str,
+    key: Sequence[str],
+    *,
+    evidence: Sequence[str],
+    values: Mapping[str, str] | None = None,
+    updates: Mapping[str, str] | None = None,
+) -> None:
+    """Write the rows of a table that the files have and the catalog lacks, or has with a lower rank.
+
+    All files are written together in the order of the key: each page of the catalog's index is written once, not once
+    a file.
+
+    Args:
+        connection: to the catalog.
+        merges: files that have no row of the table in common.
+        table: all of them have it.
+        key: the columns that identify a row.
+        evidence: what the rank consists of, in SQL, with a place for the name of a row; then all other columns.
+        values: columns that differ between files, with what they are here, in SQL; they have no rank.
+        updates: what columns of a replaced row become, in SQL, where it is not what the new row has.
+    """
+    values = values or {}
+    columns = [row["name"] for row in connection.execute(f"PRAGMA main.table_info({table})")]
+    terms = [*evidence, *(f"ifnull({{0}}.{name}, -1)" for name in columns if name not in (*key, *values))]
+    new, old = (", ".join(term.format(row) for term in terms) for row in ("excluded", table))
+    changes = {name: f"excluded.{name}" for name in columns if name not in key} | dict(updates or {})
+    rows = [merge.rows(table, columns, values) for merge in merges]
+    for merge, there in zip(merges, rows, strict=True):
+        merge.count_changes(table, there, key, f"({new}) > ({old})")
+    for start in range(0, len(rows), _MOST_TERMS):
+        together = " UNION ALL ".join(rows[start : start + _MOST_TERMS])
+        connection.execute(
+            f"INSERT INTO {table} ({', '.join(columns)}) "
+            f"SELECT * FROM ({together}) WHERE TRUE ORDER BY {', '.join(key)} "
+            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(f'{n} = {sql}' for n, sql in changes.items())} "
+            f"WHERE ({new}) > ({old})"
+        )
 
 
 class _Merge:
@@ -173,16 +245,49 @@ class _Merge:
         add_kernel(self._connection, kernel, row)
         return None
 
-    def merge_records(self) -> None:
-        """Merge everything but kernels, and nothing of those that are left out."""
+    def merge_builds(self) -> None:
+        """Merge artifacts and what timings refer to, and drop everything about kernels that are left out."""
+        local = "artifact.status = 'built' AND NOT artifact.elsewhere"
         with reading(self.merged.path):
             self._leave_out()
             self._devices()
             self._problems()
-            self._artifacts()
-            self._timings()
-            self._models()
+            _put(
+                self._connection,
+                [self],
+                "artifact",
+                ("key",),
+                # Only this machine can lift its own quarantine.
+                evidence=("{0}.status = 'quarantined' AND NOT {0}.elsewhere", "{0}.status <> 'failed'", "{0}.created"),
+                values={"elsewhere": "1", "dropped": "NULL"},
+                updates={"elsewhere": f"NOT ({local})", "dropped": f"iif({local}, artifact.dropped, NULL)"},
+            )
+
+    def merge_others(self) -> None:
+        """Merge models and timings of foreign kernels."""
+        with reading(self.merged.path):
+            key = ("kind", "lineage", "device_id", "measured_as", "cold")
+            _put(self._connection, [self], "model", key, evidence=("{0}.problems", "{0}.created"))
             self._foreign()
+
+    def devices(self) -> list[int]:
+        """The ids here of the devices of the file's timings and models."""
+        return [row[0] for row in self._connection.execute(f"SELECT here FROM {self._table('device')}_here")]
+
+    def rows(self, table: str, columns: Iterable[str], values: Mapping[str, str]) -> str:
+        """SQL for the file's rows of a table, with the ids here and, for some columns, other ``values``."""
+        ids = {name: self._here(name.removesuffix("_id"), name) for name in _IDS}
+        selected = (f"{(ids | dict(values)).get(name, name)} AS {name}" for name in columns)
+        return f"SELECT {', '.join(selected)} FROM {self._table(table)} AS row"
+
+    def count_changes(self, table: str, rows: str, key: Sequence[str], renewed: str) -> None:
+        """Count which of the file's ``rows``, in SQL, the catalog lacks, and for which ``renewed``, in SQL, is true."""
+        [there] = self._connection.execute(f"SELECT count(*) FROM {self._table(table)}").fetchone()
+        found, better = self._connection.execute(
+            f"SELECT count(*), coalesce(sum({renewed}), 0) FROM ({rows}) AS excluded "
+            f"JOIN main.{table} USING ({', '.join(key)})"
+        ).fetchone()
+        self._count(table, {"added": there - found, "renewed": better, "the same": found - better})
 
     def _leave_out(self) -> None:
         """Delete builds and timings of kernels that are left out, and models of lineages without any kernel here."""
@@ -192,33 +297,6 @@ class _Merge:
         self._number("lineage", LINEAGE)
         lineage = self._here("lineage", "lineage")
         self._connection.execute(f"DELETE FROM {self._table('model')} AS row WHERE {lineage} IS NULL")
-
-    def _artifacts(self) -> None:
-        local = "artifact.status = 'built' AND NOT artifact.elsewhere"
-        self._put(
-            "artifact",
-            ("key",),
-            # Only this machine can lift its own quarantine.
-            evidence=("{0}.status = 'quarantined' AND NOT {0}.elsewhere", "{0}.status <> 'failed'", "{0}.created"),
-            values={"elsewhere": "1", "dropped": "NULL"},
-            updates={"elsewhere": f"NOT ({local})", "dropped": f"iif({local}, artifact.dropped, NULL)"},
-        )
-
-    def _timings(self) -> None:
-        self._put(
-            "timing",
-            ("problem_id", "kernel_id", "device_id", "artifact_key", "measured_as", "cold"),
-            evidence=("{0}.created", "{0}.n"),
-            values={"problem_id": self._here("problem", "problem_id"), "device_id": self._here("device", "device_id")},
-        )
-
-    def _models(self) -> None:
-        self._put(
-            "model",
-            ("kind", "lineage", "device_id", "measured_as", "cold"),
-            evidence=("{0}.problems", "{0}.created"),
-            values={"lineage": self._here("lineage", "lineage"), "device_id": self._here("device", "device_id")},
-        )
 
     def _foreign(self) -> None:
         before = _foreign_rows(self._connection)
@@ -261,41 +339,6 @@ class _Merge:
     def _here(self, table: str, column: str) -> str:
         """SQL for the number here of the row of ``table`` that ``column`` of the other file's ``row`` refers to."""
         return f"(SELECT here FROM {self._table(table)}_here WHERE there = row.{column})"
-
-    def _put(
-        self,
-        table: str,
-        key: Sequence[str],
-        *,
-        evidence: Sequence[str],
-        values: Mapping[str, str],
-        updates: Mapping[str, str] | None = None,
-    ) -> None:
-        """Write the other file's rows of a table that this file lacks, or has with a lower rank.
-
-        Args:
-            table: both files have it.
-            key: the columns that identify a row.
-            evidence: what the rank consists of, in SQL, with a place for the name of a row; then all other columns.
-            values: columns that differ between files, with what they are here, in SQL; they have no rank.
-            updates: what columns of a replaced row become, in SQL, where it is not what the new row has.
-        """
-        columns = [row["name"] for row in self._connection.execute(f"PRAGMA main.table_info({table})")]
-        terms = [*evidence, *(f"ifnull({{0}}.{name}, -1)" for name in columns if name not in (*key, *values))]
-        new, old = (", ".join(term.format(row) for term in terms) for row in ("excluded", table))
-        changes = {name: f"excluded.{name}" for name in columns if name not in key} | dict(updates or {})
-        rows = f"SELECT {', '.join(values.get(name, name) for name in columns)} FROM {self._table(table)} AS row"
-        statement = (
-            f"INSERT INTO {table} ({', '.join(columns)}) {rows} WHERE TRUE "
-            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(f'{n} = {sql}' for n, sql in changes.items())} "
-            f"WHERE ({new}) > ({old})"
-        )
-        last = f"SELECT coalesce(max(rowid), 0) FROM {table}"
-        [before] = self._connection.execute(last).fetchone()
-        written = self._connection.execute(statement).rowcount
-        [added] = self._connection.execute(f"SELECT count(*) FROM {table} WHERE rowid > ?", (before,)).fetchone()
-        [there] = self._connection.execute(f"SELECT count(*) FROM {self._table(table)}").fetchone()
-        self._count(table, {"added": added, "renewed": written - added, "the same": there - written})
 
     def _count(self, table: str, how: Mapping[str, int]) -> None:
         self.merged.counts[table].update({name: rows for name, rows in how.items() if rows})

@@ -243,6 +243,7 @@ def _open(path: Path, parameters: str) -> sqlite3.Connection:
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute(f"PRAGMA max_page_count = {MOST_PAGES}")
         connection.execute("PRAGMA auto_vacuum = FULL")  # deleted rows leave no empty pages in memory
+        connection.execute("PRAGMA journal_mode = OFF")  # after an error the copy is thrown away
         connection.execute("ATTACH ? AS other", (file,))
     except BaseException:
         connection.close()

@@ -268,9 +268,6 @@ def _within(column: str, schema: Mapping[str, Any]) -> str:
     if schema.get("type") not in ("integer", "number"):
         return ""
     limits = {"minimum": ">=", "maximum": "<=", "exclusiveMaximum": "<"}
-    return " AND ".join(
-        [
-            f"{column} <= {sys.float_info.max!r}",
-            *(f"{column} {sign} {schema[name]!r}" for name, sign in limits.items() if name in schema),
-        ]
-    )
+    finite = {} if {"maximum", "exclusiveMaximum"} & schema.keys() else {"maximum": sys.float_info.max}
+    stated = {**schema, **finite}
+    return " AND ".join(f"{column} {sign} {stated[name]!r}" for name, sign in limits.items() if name in stated)

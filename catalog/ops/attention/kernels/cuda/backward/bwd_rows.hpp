@@ -1,5 +1,5 @@
 // The stages of backward that treat every query row of every head by itself: a row is read by neighbouring lanes, 8
-// elements at a time, as many lanes as the head dim needs, and each lane has several rows in flight.
+// elements at a time, as many lanes as the head dim needs, and each lane may have several rows in flight.
 #pragma once
 
 #include "bwd_call.hpp"
@@ -9,13 +9,13 @@
 namespace catalog::cuda {
 
 inline constexpr int row_threads = 256;
-inline constexpr int rows_in_flight = 4;
 
 // Turns of 8 elements in which the lanes of a warp read a row of a head dim.
 inline constexpr int pieces_of(int hdim) { return (hdim + 255) / 256; }
 
-// The rows of a thread. Heads follow each other fastest: in most layouts they are neighbours in memory.
-template <class Row, int lanes>
+// The rows of a thread, `in_flight` at a time. Heads follow each other fastest: in most layouts they are neighbours in
+// memory.
+template <class Row, int lanes, int in_flight>
 struct ThreadRows {
     static constexpr int rows = row_threads / lanes;  // that a block treats at a time
 
@@ -26,7 +26,7 @@ struct ThreadRows {
         : head(blockIdx.x % static_cast<unsigned>(args.nhead_q)), lane(threadIdx.x % lanes) {
         find_queries<Row>(args, blockIdx.y, sequence);
         const int block = blockIdx.x / static_cast<unsigned>(args.nhead_q);
-        first = block * rows * rows_in_flight + threadIdx.x / lanes;
+        first = block * rows * in_flight + threadIdx.x / lanes;
     }
 
     __device__ __forceinline__ int query(int i) const { return first + i * rows; }
@@ -50,9 +50,9 @@ inline catalog_status check_rows(const catalog_args* args) {
     return valid_backward_sizes(*args) && starts ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
-template <int lanes, class Kernel>
+template <int lanes, int in_flight, class Kernel>
 inline catalog_status launch_rows(const catalog_args& args, cudaStream_t stream, Kernel kernel, Start start) {
-    constexpr std::int64_t rows = row_threads / lanes * rows_in_flight;
+    constexpr std::int64_t rows = row_threads / lanes * in_flight;
     const std::int64_t blocks = (args.seqlen_q + rows - 1) / rows * args.nhead_q;
     if (blocks > 0x7fffffff) return CATALOG_BAD_ARGUMENT;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(args.batch));

@@ -8,26 +8,28 @@
 
 namespace catalog::cuda {
 
+inline constexpr int convert_dq_rows = 4;
+
 template <class Row, int lanes>
 __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant__ catalog_args args) {
     wait_for_last_kernel();
     using T = typename Row::dtype;
-    const ThreadRows<Row, lanes> rows(args);
+    const ThreadRows<Row, lanes, convert_dq_rows> rows(args);
 #pragma unroll
     for (int piece = 0; piece < pieces_of(Row::hdim_q); ++piece) {
         const std::int64_t left = args.hdim_q - rows.element(piece);
         if (left <= 0) return;
         const int distance = rows.element(piece) - rows.element(0);
-        float4 even[rows_in_flight], odd[rows_in_flight];  // or the first four, and the others
+        float4 even[convert_dq_rows], odd[convert_dq_rows];  // or the first four, and the others
 #pragma unroll
-        for (int i = 0; i < rows_in_flight; ++i) {
+        for (int i = 0; i < convert_dq_rows; ++i) {
             if (!rows.has(i)) continue;
             const float* const sums = rows.template of<const float>(args.dq_acc, i) + distance;
             even[i] = __ldcs(reinterpret_cast<const float4*>(sums));
             if (sizeof(T) < 4 || left > 4) odd[i] = __ldcs(reinterpret_cast<const float4*>(sums) + 1);
         }
 #pragma unroll
-        for (int i = 0; i < rows_in_flight; ++i) {
+        for (int i = 0; i < convert_dq_rows; ++i) {
             if (!rows.has(i)) continue;
             T* const dq = rows.template of<T>(args.dq, i) + distance;
             if constexpr (sizeof(T) == 4) {
@@ -51,9 +53,9 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStr
                        has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
                        has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
     if (!valid) return CATALOG_BAD_ARGUMENT;
-    if (args->hdim_q <= 64) return launch_rows<8>(*args, stream, convert_dq<Row, 8>, Start::early);
-    if (args->hdim_q <= 128) return launch_rows<16>(*args, stream, convert_dq<Row, 16>, Start::early);
-    return launch_rows<32>(*args, stream, convert_dq<Row, 32>, Start::early);
+    if (args->hdim_q <= 64) return launch_rows<8, convert_dq_rows>(*args, stream, convert_dq<Row, 8>, Start::early);
+    if (args->hdim_q <= 128) return launch_rows<16, convert_dq_rows>(*args, stream, convert_dq<Row, 16>, Start::early);
+    return launch_rows<32, convert_dq_rows>(*args, stream, convert_dq<Row, 32>, Start::early);
 }
 
 template <class Row>

@@ -8,15 +8,18 @@
 
 namespace catalog::cuda {
 
+// Rows that a thread reads at a time: more of them leave room for fewer threads.
+inline constexpr int dot_do_o_rows = 1;
+
 template <class Row, int lanes>
 __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ catalog_args args) {
     let_next_kernel_start();
     using T = typename Row::otype;
-    const ThreadRows<Row, lanes> rows(args);
+    const ThreadRows<Row, lanes, dot_do_o_rows> rows(args);
     constexpr int pieces = pieces_of(Row::hdim_v);
-    Eight<T> grad_o[rows_in_flight][pieces], o[rows_in_flight][pieces];
+    Eight<T> grad_o[dot_do_o_rows][pieces], o[dot_do_o_rows][pieces];
 #pragma unroll
-    for (int i = 0; i < rows_in_flight; ++i)
+    for (int i = 0; i < dot_do_o_rows; ++i)
 #pragma unroll
         for (int piece = 0; piece < pieces; ++piece) {
             grad_o[i][piece].bits = o[i][piece].bits = EightBits<T>{};
@@ -27,7 +30,7 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
             o[i][piece].bits = load_eight(rows.template of<const T>(args.o, i) + distance, left);
         }
 #pragma unroll
-    for (int i = 0; i < rows_in_flight; ++i) {
+    for (int i = 0; i < dot_do_o_rows; ++i) {
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < 8 * pieces; ++j)
@@ -54,9 +57,9 @@ inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStrea
                        has_aligned_rows<T>(*args, args->grad_o, args->nhead_q) &&
                        has_aligned_rows<T>(*args, args->o, args->nhead_q);
     if (!valid) return CATALOG_BAD_ARGUMENT;
-    if (args->hdim_v <= 64) return launch_rows<8>(*args, stream, dot_do_o<Row, 8>, Start::in_order);
-    if (args->hdim_v <= 128) return launch_rows<16>(*args, stream, dot_do_o<Row, 16>, Start::in_order);
-    return launch_rows<32>(*args, stream, dot_do_o<Row, 32>, Start::in_order);
+    if (args->hdim_v <= 64) return launch_rows<8, dot_do_o_rows>(*args, stream, dot_do_o<Row, 8>, Start::in_order);
+    if (args->hdim_v <= 128) return launch_rows<16, dot_do_o_rows>(*args, stream, dot_do_o<Row, 16>, Start::in_order);
+    return launch_rows<32, dot_do_o_rows>(*args, stream, dot_do_o<Row, 32>, Start::in_order);
 }
 
 template <class Row>

@@ -40,6 +40,16 @@ DECODERS = {
     "gpt_oss": SIZES | WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 99, "pad_token_id": 0, "eos_token_id": 2},
 }
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+EXPERTS = {"n_routed_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+INDEXER = {"index_topk": 6, "index_n_heads": 2, "index_head_dim": 32}
+BLOCKS = {"index_block_size": 4, "index_topk_blocks": 2, "index_local_blocks": 1}
+EXTRAS = {
+    "inkling2_text": {"num_key_value_heads": 2, "head_dim": 16},  # a sink for each query
+    "deepseek_v32": LATENT | INDEXER | {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1},  # chosen keys
+    "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse"] * 2} | INDEXER | BLOCKS,  # chosen blocks of keys
+}
+"""Models whose attention takes arguments of its own."""
 LENGTH = 21
 LEFT = torch.ones(3, LENGTH, dtype=torch.int64)
 LEFT[0, :6], LEFT[2, :3] = 0, 0
@@ -110,6 +120,28 @@ def test_decoder(kind):
     assert all("soft" in reason for reason in seen.reasons), str(seen)
 
 
+@pytest.mark.parametrize("kind", EXTRAS)
+def test_arguments_that_change_the_result(kind):
+    config = config_of(kind, **SIZES | EXPERTS | EXTRAS[kind])
+    model, ids = transformers.AutoModelForCausalLM.from_config(config).eval(), tokens()
+    with torch.no_grad():
+        agree(model, lambda model: model(ids).logits)
+        if "index_topk_blocks" not in EXTRAS[kind]:  # such an indexer reads padding
+            agree(model, lambda model: model(ids, attention_mask=LEFT).logits[LEFT.bool()])
+    assert ours.report().pytorch == 0
+
+
+def test_an_unknown_argument_leaves_a_call_to_the_model():
+    """Attention of a module that has it at hand, as transformers' models do."""
+    model, ids = decoder("llama"), tokens()
+    layer = model.model.layers[0].self_attn
+    q, k, v = (torch.randn(1, 4, 9, 16) for _ in range(3))
+    integration.attend(layer, q, k[:, :2], v[:, :2], None, scaling=0.25, position_ids=ids[:1, :9])
+    assert (ours.report().catalog, ours.report().pytorch) == (1, 0)
+    integration.attend(layer, q, k[:, :2], v[:, :2], None, scaling=0.25, temperature=torch.ones(4))
+    assert list(ours.report().reasons) == ["no kernel knows the argument temperature of this model's attention"]
+
+
 def test_encoders_and_both():
     ids, padding = tokens(), LEFT.flip(1)
     layers = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -121,6 +153,9 @@ def test_encoders_and_both():
     sizes = {"layers": 2, "attention_heads": 4, "ffn_dim": 96}
     sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
     sides |= specials | {"num_mel_bins": 8, "max_source_positions": 30}
+    # Its decoder's layers say that they are not causal.
+    pegasus = config_of("pegasus_x", d_model=64, vocab_size=99, block_size=8, num_global_tokens=4, **sides)
+    pegasus = transformers.AutoModelForSeq2SeqLM.from_config(pegasus).eval()
     whisper = config_of("whisper", d_model=64, vocab_size=99, **sides)
     whisper = transformers.WhisperForConditionalGeneration._from_config(whisper).eval()
     images, sound = torch.randn(2, 3, 64, 64), torch.randn(2, 8, 60)
@@ -129,7 +164,8 @@ def test_encoders_and_both():
         agree(vit, lambda model: model(images).last_hidden_state)
         for shift in (0, 4):  # as many queries as keys, and fewer
             batch = {"input_ids": ids, "attention_mask": padding, "decoder_input_ids": ids.flip(1)[:, shift:]}
-            agree(t5, lambda model, batch=batch: model(**batch).logits)
+            for both_ways in (t5, pegasus):
+                agree(both_ways, lambda model, batch=batch: model(**batch).logits)
         agree(whisper, lambda model: model(input_features=sound, decoder_input_ids=ids[:2]).logits)
     assert ours.report().pytorch == 0
 
@@ -166,7 +202,8 @@ def test_masks_are_few_numbers_until_somebody_looks():
     assert lazy.shape == own.shape
     assert lazy.shows.sequences.runs == ((6, LENGTH), (0, LENGTH), (3, LENGTH))
     assert torch.equal(lazy & True, own)
-    assert mask(**sizes, attention_mask=torch.ones(3, LENGTH, dtype=torch.bool)) is None
+    assert mask(**sizes, attention_mask=torch.ones(3, LENGTH, dtype=torch.bool)).shows.causal
+    assert mask(**sizes | {"q_length": 1, "q_offset": LENGTH - 1}) is None
     gap = LEFT.bool()
     gap[1, 5] = False
     assert type(mask(**sizes, attention_mask=gap)) is torch.Tensor

@@ -160,7 +160,7 @@ def mask(
         options: passed to transformers' own mask function.
 
     Returns:
-        None where the attention function needs no mask, a :class:`LazyMask` for what kernels know, else all elements.
+        None for one query that sees every key, a :class:`LazyMask` for what else kernels know, else all elements.
     """
     arguments = {
         "batch_size": batch_size,
@@ -202,7 +202,8 @@ def mask(
     if causal and keys < q_length:  # a cache that has dropped keys of these queries
         return elements()
     view = View(causal, keys, window, sequences)
-    if sequences is None and keys == kv_length and window is None and (q_length in (1, kv_length) or not causal):
+    # Without a mask, more queries would see what a layer's own is_causal says, which is wrong in some models.
+    if sequences is None and keys == kv_length and window is None and q_length == 1:
         return None
     return LazyMask((batch_size, 1, q_length, kv_length), torch.device(device), view, elements)
 

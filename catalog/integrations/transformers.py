@@ -8,7 +8,7 @@ padded batches become packed sequences. Everything else becomes a bias.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ PAGED = "catalog_paged"
 
 Attended = tuple[torch.Tensor, torch.Tensor | None]
 
+_SCORES = frozenset(("softcap", "s_aux", "sinks"))
+"""Options that transformers' attention by PyTorch's kernels does not take."""
+_KNOWN = _SCORES | {"dropout", "scaling", "position_bias"}
+
 
 def register(*, strict: bool = False) -> None:
     """Add the implementation ``"catalog"`` to transformers: ``from_pretrained(..., attn_implementation="catalog")``.
@@ -68,8 +72,11 @@ def attend_strictly(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
-    **_: Any,
+    indices: torch.Tensor | None = None,
+    block_indices: torch.Tensor | None = None,
+    **others: Any,
 ) -> Attended:
     """Attention in the form that transformers' models call; differentiable once, also with respect to sinks and bias.
 
@@ -85,18 +92,27 @@ def attend_strictly(
         is_causal: whether a call without mask is causal.
         softcap: c of c * tanh(score / c).
         s_aux: (heads,), the logit of each head's sink, which takes its share of the softmax and has no value.
+        sinks: (batch or 1, heads, queries or 1, 1), logits of sinks that differ from query to query.
         position_bias: (batch or 1, heads, queries, keys), added to the scores.
+        indices: (batch, queries, number), the keys that an indexer chose for each query; it sees no others.
+        block_indices: (batch, heads of the indexer, queries, number), blocks of keys, likewise; -1 is none.
+            ``module.indexer.block_size`` is the number of keys of a block.
+        others: ignored, unless they could change the result: floating-point tensors.
 
     Returns:
         O, (batch, queries, heads, head dim of value), and None for the weights, which are not made.
 
     Raises:
-        SelectionError, TensorError, ProblemError, UsageError, DeviceError, BuildError, ToolchainError: as
+        SelectionError: as :func:`catalog.torch.ops.forward`, or an unknown argument could change the result.
+        TensorError, ProblemError, UsageError, DeviceError, BuildError, ToolchainError: as
             :func:`catalog.torch.ops.forward`.
     """
+    _refuse_unknown(others)
     query, key, value = autocast_all(query, key, value)
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    causal = _is_causal(module, is_causal)
     queries, keys = query.shape[2], key.shape[2]
+    attention_mask = _of_chosen(module, query, key, attention_mask, causal, indices, block_indices)
+    sink = _sink_of(s_aux, sinks)
     word: MaskWord
     bias = None
     if attention_mask is None and position_bias is None:  # most calls: what the view below shows, without making it
@@ -118,7 +134,7 @@ def attend_strictly(
             if view.sequences is not None:
                 tensors = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
                 options = Options("packed", word, left, 0, scaling, softcap or 0.0, dropout, False)
-                return _packed(tensors, view, options, s_aux), None
+                return _packed(tensors, view, options, sink), None
             if view.keys != keys:
                 key, value = key[:, :, : view.keys], value[:, :, : view.keys]
     # One query has the same layout either way: then only O is transposed.
@@ -131,9 +147,7 @@ def attend_strictly(
     else:
         o, lse = forward(query, key, value, bias, None, None, None, None, state, options)
         o = o.transpose(1, 2)
-    if s_aux is not None:
-        o = _with_sinks(o, lse.transpose(1, 2), s_aux)
-    return o, None
+    return _with_sinks(o, lse.transpose(1, 2), sink), None
 
 
 def attend_paged(
@@ -184,7 +198,7 @@ def attend_paged(
         window_left=-1 if sliding_window is None else sliding_window - 1,
         soft_cap=softcap or 0.0,
     )
-    return (o if s_aux is None else _with_sinks(o, lse, s_aux))[None], None
+    return _with_sinks(o, lse, s_aux)[None], None
 
 
 def attend(
@@ -208,7 +222,10 @@ def attend(
         counts.refused(reason)
     if isinstance(attention_mask, LazyMask):
         attention_mask = attention_mask.dense()
-    if options.get("softcap") is None and options.get("s_aux") is None:
+    causal = _is_causal(module, options.get("is_causal"))
+    chosen = options.pop("indices", None), options.pop("block_indices", None)
+    attention_mask = _of_chosen(module, query, key, attention_mask, causal, *chosen)
+    if not _SCORES & {name for name, value in options.items() if value is not None} | _unknown(options):
         theirs: Attended = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return theirs
     return _eager(module, query, key, value, attention_mask, **options)
@@ -236,13 +253,71 @@ def _eager(
             hint='Load the model with attn_implementation="eager".',
         )
     queries, keys = query.shape[2], key.shape[2]
-    if attention_mask is None and options.get("is_causal", getattr(module, "is_causal", True)):
+    if attention_mask is None and _is_causal(module, options.get("is_causal")):
         rows = torch.arange(queries, device=query.device)[:, None] + keys - queries
         attention_mask = (torch.arange(keys, device=query.device) <= rows)[None, None]
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         lowest = torch.finfo(query.dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
     return eager(module, query, key, value, attention_mask, **options)
+
+
+def _is_causal(module: torch.nn.Module, stated: bool | None) -> bool:
+    return stated if stated is not None else bool(getattr(module, "is_causal", True))
+
+
+def _unknown(options: Mapping[str, Any]) -> set[str]:
+    """The names of options that no attention here knows, and that could change its result."""
+    return {
+        name
+        for name, value in options.items()
+        if name not in _KNOWN and isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    unknown = _unknown(options)
+    if unknown:
+        raise SelectionError(f"no kernel knows the argument {min(unknown)} of this model's attention")
+
+
+def _of_chosen(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    causal: bool,
+    indices: torch.Tensor | None,
+    block_indices: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """A mask that shows only what an indexer chose: ``indices``, ``block_indices`` of :func:`attend_strictly`.
+
+    The mask as it is, if there is no indexer.
+
+    Raises:
+        SelectionError: the module does not say how many keys a block has.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    if indices is not None:
+        chosen = _chosen(indices[:, None], keys)
+    elif block_indices is not None:
+        block = getattr(getattr(module, "indexer", None), "block_size", 0)
+        if not block:
+            raise SelectionError(f"{type(module).__name__} has no indexer that says how many keys a block has")
+        chosen = _chosen(block_indices, -(-keys // block)).repeat_interleave(block, -1)[..., :keys]
+        chosen = chosen.repeat_interleave(query.shape[1] // chosen.shape[1], 1)
+    else:
+        return attention_mask
+    shown = _dense(attention_mask, _view_of(attention_mask, causal, queries, keys), queries, key)
+    if shown is None:
+        return chosen
+    return shown & chosen if shown.dtype == torch.bool else shown.masked_fill(~chosen, -torch.inf)
+
+
+def _chosen(numbers: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of ``count`` things each row of numbers names, those below 0 being none."""
+    named = numbers.new_zeros((*numbers.shape[:-1], count + 1), dtype=torch.bool)
+    return named.scatter(-1, numbers.long().masked_fill(numbers < 0, count), True)[..., :count]
 
 
 def _view_of(attention_mask: torch.Tensor | None, causal: bool, queries: int, keys: int) -> View | None:
@@ -260,27 +335,35 @@ def _view_of(attention_mask: torch.Tensor | None, causal: bool, queries: int, ke
     return View(causal=True, keys=queries if keys > queries else keys)
 
 
+def _dense(
+    attention_mask: torch.Tensor | None, view: View | None, queries: int, key: torch.Tensor
+) -> torch.Tensor | None:
+    """A mask as an ordinary tensor; None if every query sees every key."""
+    if isinstance(attention_mask, LazyMask):
+        return attention_mask.dense()
+    if attention_mask is None and view is not None and view.causal:
+        keys = torch.arange(key.shape[2], device=key.device)
+        return (keys <= torch.arange(queries, device=key.device)[:, None] + view.keys - queries)[None, None]
+    return attention_mask
+
+
 def _biased(
     attention_mask: torch.Tensor | None, view: View | None, position_bias: torch.Tensor, queries: int, key: torch.Tensor
 ) -> torch.Tensor:
     """A mask and a bias of positions, as one mask of floats."""
-    if isinstance(attention_mask, LazyMask):
-        attention_mask = attention_mask.dense()
-    elif attention_mask is None and view is not None and view.causal:
-        keys = torch.arange(key.shape[2], device=key.device)
-        attention_mask = (keys <= torch.arange(queries, device=key.device)[:, None] + view.keys - queries)[None, None]
-    if attention_mask is None:
+    shown = _dense(attention_mask, view, queries, key)
+    if shown is None:
         return position_bias.to(key.dtype)
-    if attention_mask.dtype == torch.bool:
-        return position_bias.to(key.dtype).masked_fill(~attention_mask, -torch.inf)
-    return (position_bias + attention_mask).to(key.dtype)
+    if shown.dtype == torch.bool:
+        return position_bias.to(key.dtype).masked_fill(~shown, -torch.inf)
+    return (position_bias + shown).to(key.dtype)
 
 
 def _packed(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     view: View,
     options: Options,
-    s_aux: torch.Tensor | None,
+    sink: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of a padded batch without its padding, for which O is zeros.
 
@@ -294,15 +377,23 @@ def _packed(
     _check_support(options, q, k, v, None, heads=1)
     state = rng_state(options.dropout, q.device)
     o, lse = forward(q, k, v, None, None, packed.starts_q, packed.starts_k, None, state, options)
-    if s_aux is not None:
-        o = _with_sinks(o, lse.transpose(0, 1), s_aux)
+    if sink is not None and sink.dim() == 3:
+        sink = sink.expand(batch, queries, heads).reshape(batch * queries, heads)[packed.queries]
+    o = _with_sinks(o, lse.transpose(0, 1), sink)
     empty = o.new_zeros(batch * queries, heads, v.shape[-1])
     return empty.index_copy(0, packed.queries, o).reshape(batch, queries, heads, -1)
 
 
-def _with_sinks(o: torch.Tensor, lse: torch.Tensor, s_aux: torch.Tensor) -> torch.Tensor:
+def _sink_of(s_aux: torch.Tensor | None, sinks: torch.Tensor | None) -> torch.Tensor | None:
+    """The logits of sinks, (heads,) or, if queries have their own, (batch or 1, queries or 1, heads)."""
+    return s_aux if sinks is None else sinks.squeeze(-1).transpose(1, 2)
+
+
+def _with_sinks(o: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
     """O with one more logit a row: exp(lse) of exp(lse) + exp(sink) remains. LSE has the axes of O but the last."""
-    return (o * torch.sigmoid(lse - s_aux.float()).unsqueeze(-1)).to(o.dtype)
+    if sink is None:
+        return o
+    return (o * torch.sigmoid(lse - sink.float()).unsqueeze(-1)).to(o.dtype)
 
 
 def _check_support(

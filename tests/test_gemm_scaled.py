@@ -84,7 +84,7 @@ def test_shapes_types_and_keys() -> None:
 @pytest.mark.parametrize("family", ["rowwise", "grouped_blockscale"])
 def test_names_state_scales_and_an_unusual_type_of_c(family: str) -> None:
     grammar = GEMM.kernel.grammar(family, Lineage("gemm", "x86_64_v4", "native", "native", "generic"))
-    usual = f"gemm_fp8_rcr_host_panel_b96x512x256_w6x64_{family}_x86_64_v4"
+    usual = f"gemm_fp8_rcr_host_panel_b96x256x1024_w6x64_{family}_x86_64_v4"
     other = usual.replace(family, f"{family}_bf16")
     for name, dtype_c in ((usual, "fp16"), (other, "bf16")):
         parsed = grammar.parse(name)

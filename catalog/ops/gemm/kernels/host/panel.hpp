@@ -40,20 +40,33 @@ struct SmallDivision {
     }
 };
 
+// How A is packed. With AVX-512, its rows have the depth along them, also if those of the tensor have not: a register block
+// of fewer rows than a cache line holds would read more lines of the others.
+template <class Row>
+struct PackedRow : Row {
+#if defined(__AVX512F__)
+    static constexpr bool a_along = true;
+#endif
+};
+
 template <class Row, class Unit>
 class PanelProduct {
     using T = typename Row::dtype;
     using Sum = SumOf<Row, Unit>;
-    using Block = Blocks<Row, Unit>;
+    using Block = Blocks<PackedRow<Row>, Unit>;
     static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n;
     static constexpr std::int64_t a_step = Block::a_step;
     // Rows of A that are packed in a share, so that threads have enough of them where A has few tiles.
     static constexpr int packed_rows = Row::in_tiles || Row::a_along ? tile_m / 4 : tile_m;
     static_assert(tile_n % panel == 0 && tile_m % lanes == 0, "tiles are whole blocks");
-    // Whether rows of A are multiplied where they lie. With AVX2, that takes no longer than to multiply copies, also if rows
+    // Whether rows of A are multiplied where they lie. On x86, that takes no longer than to multiply copies, also if rows
     // are a power of two apart.
-    static constexpr bool a_in_place = vector_registers == 16 && Block::any_distance && std::is_same_v<Unit, T>;
+#if defined(__AVX__)
+    static constexpr bool a_in_place = Row::a_along && Block::any_distance && std::is_same_v<Unit, T>;
+#else
+    static constexpr bool a_in_place = false;
+#endif
 
     // Each factor is packed in chunks of about this many units, more only if the depth of one tile has more: together
     // they should fit in a large L3 cache.

@@ -25,6 +25,15 @@ constexpr int rows_in_lanes(int rows) {
 // Whether a vector of A has units of several rows.
 inline constexpr bool rows_share_vectors = vector_registers > 16;
 
+// Whether so many rows ask for the memory that they will read. With AVX-512, CPUs prefetch whole columns themselves, and
+// read them more slowly if asked to, unless much is multiplied meanwhile. Measured on a Zen 5.
+template <int rows>
+#if defined(__AVX512F__)
+inline constexpr bool prefetches = rows > 2;
+#else
+inline constexpr bool prefetches = true;
+#endif
+
 // Each lane that begins `span` lanes becomes their sum.
 template <int span, class Vector>
 inline Vector sum_of_spans(Vector x) {
@@ -48,24 +57,32 @@ struct RowsOfA {
     // `lanes` units of the depth, a vector for each piece of it, in which rows follow each other, or one for each row.
     template <bool along, class T>
     void pack(Factor<along, T> from, int count, std::int64_t depth, int whole) {
-        constexpr int step = lanes * Units<Unit>::depth;
         rows = rows_in_lanes(count);
         start = Vector{};
-        const int piece = rows_share_vectors ? lanes / rows : lanes;
+        pack_held<lanes>(from, count, (depth + whole - 1) / whole * whole, depth);
+        start = Vector{} - start;
+    }
+
+   private:
+    // `held` is the number of rows, once it is found: then pieces have a known size.
+    template <int held, bool along, class T>
+    void pack_held(Factor<along, T> from, int count, std::int64_t padded, std::int64_t depth) {
+        if constexpr (held > 1)
+            if (rows < held) return pack_held<held / 2>(from, count, padded, depth);
+        constexpr int step = lanes * Units<Unit>::depth, piece = rows_share_vectors ? lanes / held : lanes;
         Unit* to = units;
-        for (std::int64_t k = 0; k < (depth + whole - 1) / whole * whole; k += step, to += rows * lanes) {
-            alignas(vector_bytes) Unit block[lanes * lanes];
-            std::memset(static_cast<void*>(block), 0, rows * lanes * sizeof(Unit));
+        for (std::int64_t k = 0; k < padded; k += step, to += held * lanes) {
+            alignas(vector_bytes) Unit block[held * lanes];
+            std::memset(static_cast<void*>(block), 0, sizeof block);
             if (k < depth)
                 pack_rows<Unit>(from.from(0, k), count, std::min<std::int64_t>(step, depth - k), block, lanes);
-            for (int row = 0; row < rows; ++row)
+            for (int row = 0; row < held; ++row)
                 for (int i = 0; i < lanes / piece; ++i)
-                    for (int j = 0; j < piece; ++j) to[i * lanes + row * piece + j] = block[row * lanes + i * piece + j];
+                    std::memcpy(to + i * lanes + row * piece, block + row * lanes + i * piece, piece * sizeof(Unit));
             if constexpr (offset_of<Unit> != 0)
-                for (int i = 0; i < rows; ++i)
+                for (int i = 0; i < held; ++i)
                     Units<Unit>::multiply_add(start, load(to + i * lanes), Bits{} + offset_of<Unit>);
         }
-        start = Vector{} - start;
     }
 };
 
@@ -149,14 +166,21 @@ class ColumnsOfB {
                 multiply_apart<rows>(a, k, std::min(depth - k, in_cache), sum);
         } else {
             const std::int64_t stored = Reader::is_stored ? depth / whole * whole : 0;
+            // Additions of pairs take longer than it takes to begin one for each column: so each has two sums.
+            constexpr int turns = Units<Unit>::depth > 1 && rows >= 8 ? 2 : 1;
+            Sums sums[turns][columns] = {};
             for (std::int64_t k = 0; k < stored; k += step, a += rows * lanes) {
 #pragma GCC unroll 16
                 for (int c = 0; c < columns; ++c) {
                     const T* const from = data + c * stride + k;
-                    prefetch_later(from + next);
-                    multiply_pieces<rows>(a, from, sum[c]);
+                    if constexpr (prefetches<rows>) prefetch_later(from + next);
+                    multiply_pieces<rows>(a, from, [&](int i) -> Sums& { return sums[i % turns][c]; });
                 }
             }
+#pragma GCC unroll 2
+            for (int turn = 0; turn < turns; ++turn)
+#pragma GCC unroll 16
+                for (int c = 0; c < columns; ++c) sum[c] += sums[turn][c];
             for (std::int64_t k = stored; k < depth; k += copied * whole, a += copied * read * rows * lanes)
                 multiply_copies<rows, columns>(a, k, std::min<std::int64_t>(depth - k, copied * whole), sum);
         }
@@ -172,7 +196,7 @@ class ColumnsOfB {
         const T* from = data + k;
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c, from += stride) {
-            if (next) prefetch_later(from + next);
+            if (prefetches<1> && next) prefetch_later(from + next);
             typename Units<Unit>::Vector vectors[read];
             Reader::load(from, count, vectors);
 #pragma GCC unroll 2
@@ -229,16 +253,18 @@ class ColumnsOfB {
         }
         for (std::int64_t at = 0; at < count; at += step, a += rows * lanes) {
 #pragma GCC unroll 16
-            for (int c = 0; c < columns; ++c) multiply_pieces<rows>(a, copies[c] + at / step * lanes, sum[c]);
+            for (int c = 0; c < columns; ++c)
+                multiply_pieces<rows>(a, copies[c] + at / step * lanes, [&](int) -> Sums& { return sum[c]; });
         }
     }
 
-    template <int rows>
-    static void multiply_pieces(const Unit* a, const void* units, Sums& sum) {
+    // Piece i of a vector of units is added to the sum that `sum_of(i)` names.
+    template <int rows, class SumOfPiece>
+    static void multiply_pieces(const Unit* a, const void* units, const SumOfPiece& sum_of) {
         constexpr int piece = lanes / rows;
 #pragma GCC unroll 16
         for (int i = 0; i < rows; ++i)
-            Units<Unit>::multiply_add(sum, load(a + i * lanes),
+            Units<Unit>::multiply_add(sum_of(i), load(a + i * lanes),
                                       repeated<Unit, piece>(static_cast<const char*>(units) + i * piece * sizeof(Unit)));
     }
 };

@@ -200,6 +200,38 @@ inline Bits interleave(Words even, Words odd) {
     return interleave<upper ? lanes : 0, 2 * lanes>(even, odd, std::make_integer_sequence<int, 2 * lanes>{});
 }
 
+#if defined(__AVX512F__)
+// A vector whose upper half is not defined.
+inline Words as_lower_half(HalfBits x) {
+#if defined(__clang__)
+    return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, -1, -1, -1, -1, -1, -1, -1,
+                                   -1, -1, -1, -1, -1, -1, -1, -1, -1);
+#else
+    typedef int HalfInts __attribute__((vector_size(vector_bytes / 2)));
+    return (Words)__builtin_ia32_si512_256si((HalfInts)x);
+#endif
+}
+
+// Pairs of an element of `low` and the same one of `high`, as they lie in memory.
+inline Bits pairs_across(HalfBits low, HalfBits high) {
+    return interleave<0, 2 * lanes>(as_lower_half(low), as_lower_half(high), std::make_integer_sequence<int, 2 * lanes>{});
+}
+
+// The lower half of a vector of pairs; its upper half is not defined.
+inline Bits load_half(const BrainPair* from) {
+    HalfBits half;
+    std::memcpy(&half, from, sizeof half);
+    return (Bits)as_lower_half(half);
+}
+
+// Sums as bf16, rounded as by brain_pairs().
+inline HalfBits narrow_to_brain(Float x) {
+    HalfBits halves;
+    asm("vcvtneps2bf16 %1, %t0" : "=v"(halves) : "v"(x));
+    return halves;
+}
+#endif
+
 // Pairs of an element of `low` and the same one of `high`: two rows become units along the rows' own axis.
 inline Bits brain_pairs_across(Float low, Float high) {
     const auto both = (Words)brain_pairs(low, high);

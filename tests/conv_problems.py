@@ -95,9 +95,9 @@ def _narrow_fields(kernel: Kernel, fields: dict[str, Any], rng: random.Random) -
         across |= {"stride": 1, "pad": rng.choice((1, 2))} if backward else {"pad": rng.choice((0, 1))}
     down = across | {"size": fields["size"][0]} if "two_rows" in pipeline else {}
     changed = {name: list(fields[name]) for name in ("size", "filter", "stride", "dilation", "pad")}
-    for name in changed:
-        changed[name][0] = down.get(name, changed[name][0])
-        changed[name][-1] = across.get(name, changed[name][-1])
+    for name, numbers in changed.items():
+        numbers[0] = down.get(name, numbers[0])
+        numbers[-1] = across.get(name, numbers[-1])
     return changed | {"g": g, **dict.fromkeys("ck", g * width)}
 
 

@@ -224,7 +224,7 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
 
     static void store_sum(T* to, Float sum) {
         if constexpr (depth > 1)
-            store_bits(to, narrow_to_brain(sum));
+            store_bits(to, Units<Unit>::narrow(sum));
         else
             store(to, sum);
     }
@@ -249,7 +249,7 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
         if constexpr (depth == 1)
             return permute(load(from), index);
         else
-            return (Bits)permute((Float)load_half(from), index);
+            return (Vector)permute((Float)Units<Unit>::load_half(from), index);
     }
 
     // Adds the products of one unit of each group and `some` taps, which are neighbours, to the sums. Seven sums alone are

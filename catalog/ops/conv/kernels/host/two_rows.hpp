@@ -25,7 +25,12 @@ class Seen {
     }
     template <class T>
     HalfBits load_bits(const T* from) const {
-        return (HalfBits)__builtin_ia32_loaddquhi256_mask(reinterpret_cast<const short*>(from), Shorts{}, mask);
+#if defined(__clang__)
+        using Pointer = const Shorts*;
+#else
+        using Pointer = const short*;
+#endif
+        return (HalfBits)__builtin_ia32_loaddquhi256_mask(reinterpret_cast<Pointer>(from), Shorts{}, mask);
     }
 
    private:
@@ -268,7 +273,7 @@ class DepthwiseTwoRows : NarrowConvolution<Row, Reading::own> {
 
     static void store_sum(T* to, Float sum) {
         if constexpr (Row::in_pairs)
-            store_bits(to, narrow_to_brain(sum));
+            store_bits(to, Units<BrainPair>::narrow(sum));
         else
             store(to, sum);
     }

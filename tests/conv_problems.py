@@ -81,7 +81,8 @@ def _narrow_fields(kernel: Kernel, fields: dict[str, Any], rng: random.Random) -
     pipeline, vector, backward = algorithm.pipeline.value, algorithm.vector_c, signature.direction == "bwd_data"
     dots = pipeline.endswith("_dot")
     if pipeline in ("host_direct", "host_padded", "host_padded_dot"):
-        most = vector * (2 if dots or signature.dtype == "fp32" else 1)
+        wide = signature.dtype == "fp32" or (dots and signature.direction != "bwd_weight")
+        most = vector * (2 if wide else 1)
         width = rng.choice([width for width in (1, 2, 4, 8, 16, 32) if dots < width <= most])
         least = 1 if pipeline == "host_direct" else -(-vector * (1 + dots) // width)
         g = max(least, fields["g"])

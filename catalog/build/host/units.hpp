@@ -118,6 +118,9 @@ struct Units<BrainPair> : PairUnits<Units<BrainPair>, Float> {
         return halves;
     }
 
+    // Pairs of an element of `low` and the same one of `high`.
+    static Vector across(HalfBits low, HalfBits high);
+
     // The lower half of a vector; the upper half is not defined.
     static Vector load_half(const BrainPair* from) {
         HalfBits half;
@@ -228,8 +231,7 @@ inline Bits interleave(Words even, Words odd) {
 }
 
 #if defined(__AVX512F__)
-// Pairs of an element of `low` and the same one of `high`, as they lie in memory.
-inline Bits pairs_across(HalfBits low, HalfBits high) {
+inline Bits Units<BrainPair>::across(HalfBits low, HalfBits high) {
     return interleave<0, 2 * lanes>(as_lower_half(low), as_lower_half(high), std::make_integer_sequence<int, 2 * lanes>{});
 }
 #endif

@@ -38,7 +38,8 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
     if constexpr (Row::narrow != Narrow::no)
         return with_reading<Row>(*args, [&](auto reading) {
             return compute([&](const Window& window) {
-                if constexpr (Row::narrow == Narrow::in_general && Row::direction == Direction::bwd_weight)
+                constexpr bool is_depthwise = Row::narrow == Narrow::in_place || Row::narrow == Narrow::two_rows;
+                if constexpr (!is_depthwise && Row::direction == Direction::bwd_weight)
                     return NarrowGradients<Row, reading>(*args, of, window, threads).run();
                 else if constexpr (Row::narrow == Narrow::in_general)
                     return NarrowGroups<Row, reading>(*args, of, window, threads).run();

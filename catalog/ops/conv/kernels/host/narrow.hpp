@@ -29,7 +29,10 @@ inline Float permute(Float x, Ints index) {
 #endif
 }
 
+inline Bits permute(Bits x, Ints index) { return (Bits)permute((Float)x, index); }
+
 inline Float splat_element(const float* from) { return splat(*from); }
+inline Bits splat_element(const BrainPair* from) { return Bits{} + from->bits; }
 inline Float splat_element(const bf16* from) { return (Float)(Bits{} + (std::uint32_t{from->bits} << 16)); }
 inline Float splat_element(const fp16* from) { return splat(load_first(from, 1)[0]); }
 

@@ -237,7 +237,8 @@ class DepthwiseTwoRows : NarrowConvolution<Row, Reading::own> {
                            : column == columns - 1 ? last.load_bits(at)
                                                    : load_bits<HalfBits>(at);
                 };
-                const Bits pair[] = {pairs_across(seen(0), seen(1)), pairs_across(seen(step + 1), seen(step + 2))};
+                const Bits pair[] = {Units<BrainPair>::across(seen(0), seen(1)),
+                                     Units<BrainPair>::across(seen(step + 1), seen(step + 2))};
                 const Float third = step == 1 ? (Float)(pair[1] << 16) : (Float)widen_upwards(seen(2));
                 const Float single[] = {third, step == 1 ? (Float)(pair[0] & 0xffff0000u) : third};
 #pragma GCC unroll 2

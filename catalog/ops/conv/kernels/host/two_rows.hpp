@@ -125,9 +125,10 @@ class DepthwiseTwoRows : NarrowConvolution<Row, Reading::own> {
             of.to[0] = to + h * of_made;
             of.to[1] = h + 1 < band.end ? of.to[0] + of_made : nullptr;
             if (is_large && part.end - part.first == groups.blocks() && h + 2 < band.end) {
-                const std::int64_t row = h * step + TwoRows<step>::met, count = std::min<std::int64_t>(2 * step, of_h.extent - of_h.origin - row);
-                if (count > 0) of.to_read = {from + row * of_read, count * of_read, tiles};
-                if (!storing.is_around()) of.to_write = {of.to[0] + 2 * of_made, std::min<std::int64_t>(2, band.end - h - 2) * of_made, tiles};
+                const std::int64_t row = h * step + TwoRows<step>::met, left = of_h.extent - of_h.origin - row;
+                const std::int64_t to_make = std::min<std::int64_t>(2, band.end - h - 2);
+                if (left > 0) of.to_read = {from + row * of_read, std::min<std::int64_t>(2 * step, left) * of_read, tiles};
+                if (!storing.is_around()) of.to_write = {of.to[0] + 2 * of_made, to_make * of_made, tiles};
             }
             for (std::int64_t block = part.first; block < part.end; ++block) compute_rows<step>(of, block);
         }

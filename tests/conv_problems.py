@@ -20,6 +20,11 @@ from catalog.schema.kernel import Kernel
 CONV = operation("conv")
 EXTENTS = {1: (1, 2, 7, 40, 130), 2: (1, 3, 6, 11, 17), 3: (1, 2, 5, 7)}
 POISON = 77
+NARROW = (
+    *("host_direct", "host_depthwise", "host_padded", "host_padded_dot"),
+    *("host_two_rows", "host_two_rows_dot"),
+)
+"""Pipelines of the host for narrow groups."""
 
 
 def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
@@ -44,9 +49,8 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
             "n": rng.choice((0, 1, 2, 3)),
             "g": (g := rng.choice((1, 1, 2, 5, 33))),
         }
-        if kernel.algorithm.pipeline == "host_direct":
-            most = kernel.algorithm.vector_c * (2 if signature.dtype == "fp32" else 1)
-            fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16, 32) if width <= most]))
+        if kernel.algorithm.pipeline in NARROW:
+            fields |= _narrow_fields(kernel, fields, rng)
         elif kernel.algorithm.pipeline == "host_winograd":
             fields |= {"filter": (3,) * ndim, "stride": (1,) * ndim, "dilation": (1,) * ndim}
             fields |= {name: g * rng.choice((1, 4, 17, 33, 70)) for name in "ck"}
@@ -69,6 +73,33 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
             )
         except ProblemError:
             continue  # the filter is larger than the image
+
+
+def _narrow_fields(kernel: Kernel, fields: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Channels of narrow groups and, where a pipeline is for some filters only, one of these."""
+    algorithm, signature = kernel.algorithm, kernel.signature
+    pipeline, vector, backward = algorithm.pipeline.value, algorithm.vector_c, signature.direction == "bwd_data"
+    dots = pipeline.endswith("_dot")
+    if pipeline in ("host_direct", "host_padded", "host_padded_dot"):
+        wide = signature.dtype == "fp32" or (dots and signature.direction != "bwd_weight")
+        most = vector * (2 if wide else 1)
+        width = rng.choice([width for width in (1, 2, 4, 8, 16, 32) if dots < width <= most])
+        least = 1 if pipeline == "host_direct" else -(-vector * (1 + dots) // width)
+        g = max(least, fields["g"])
+    else:
+        width, g = 1, rng.choice((vector, vector + 1, 33, 5 * vector - 2))
+    across: dict[str, int] = {}
+    if pipeline != "host_direct":
+        across = {"dilation": 1} if backward else {"dilation": 1, "stride": rng.choice((1, 2))}
+    if pipeline in ("host_depthwise", "host_two_rows", "host_two_rows_dot"):
+        across |= {"filter": 3, "size": rng.choice((15, 16, 17, 40))}
+        across |= {"stride": 1, "pad": rng.choice((1, 2))} if backward else {"pad": rng.choice((0, 1))}
+    down = across | {"size": fields["size"][0]} if "two_rows" in pipeline else {}
+    changed = {name: list(fields[name]) for name in ("size", "filter", "stride", "dilation", "pad")}
+    for name, numbers in changed.items():
+        numbers[0] = down.get(name, numbers[0])
+        numbers[-1] = across.get(name, numbers[-1])
+    return changed | {"g": g, **dict.fromkeys("ck", g * width)}
 
 
 def tensors_of(problem: ConvProblem, rng: random.Random) -> tuple[dict[str, Array], Array, Array]:

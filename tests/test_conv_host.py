@@ -15,7 +15,7 @@ import command
 import numpy as np
 import pytest
 from conftest import missing, slow_but
-from conv_problems import CONV, check, check_problem, rows
+from conv_problems import CONV, NARROW, check, check_problem, rows
 
 from catalog.errors import TensorError
 from catalog.ops.conv.arguments import ARGUMENTS
@@ -48,6 +48,13 @@ def of_plane(catalog: Catalog, direction: str) -> Kernel:
     return rows(catalog, f"{PLANE} AND family = '{direction}'")[0]
 
 
+def narrow_rows(catalog: Catalog, direction: str) -> list[Kernel]:
+    """Those of narrow groups for two axes: one of each pipeline that this CPU runs."""
+    dots = "" if "avx512_bf16" in cpu_features() else "AND pipeline NOT LIKE '%_dot'"
+    found = rows(catalog, f"pipeline IN {NARROW} AND ndim = 2 AND family = '{direction}' {dots}")
+    return list({row.algorithm.pipeline: row for row in found}.values())
+
+
 def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     check(catalog, of_plane(catalog, "forward"), 40)
 
@@ -56,14 +63,25 @@ def test_kernels_compute_any_problem(catalog: Catalog) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_depthwise_filters_of_three_columns(catalog: Catalog, direction: str) -> None:
     """Width, stride and padding decide which columns are outside of the image; the last block of channels overlaps."""
-    where = f"pipeline = 'host_direct' AND dtype = 'fp32' AND ndim = 2 AND family = '{direction}'"
-    [kernel] = [row for row in rows(catalog, where) if row.signature.layout.value == "nhwgc"]
-    rng = random.Random(SEED)  # noqa: S311
-    for width, stride, pad in product((7, 15, 44), (1, 2), (0, 1, 2)):
+    rng, used = random.Random(SEED), set()  # noqa: S311
+    for width, stride, pad, dtype in product((7, 15, 44), (1, 2), (0, 1, 2), ("fp32", "bf16")):
         c = rng.choice((8, 33, 48, 150))
         axes: dict[str, Any] = {"size": (5, width), "filter": (3, 3), "stride": (stride,) * 2, "pad": (pad,) * 2}
-        problem = ConvProblem(n=2, c=c, k=c, g=c, direction=direction, dtype="fp32", **axes)
-        check_problem(catalog, kernel, problem, rng)
+        problem = ConvProblem(n=2, c=c, k=c, g=c, direction=direction, dtype=dtype, **axes)
+        kernels = [one.kernel for one in catalog.candidates(problem) if one.kernel.algorithm.pipeline in NARROW]
+        used |= {kernel.algorithm.pipeline.value for kernel in kernels}
+        for kernel in kernels:
+            check_problem(catalog, kernel, problem, rng)
+    assert used >= {row.algorithm.pipeline.value for row in narrow_rows(catalog, direction)} - {"host_padded_dot"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_kernels_of_narrow_groups_compute_any_problem_that_they_answer(catalog: Catalog, direction: str) -> None:
+    kernels = narrow_rows(catalog, direction)
+    assert not catalog.builder.build_many(kernels).failures
+    for kernel in kernels:
+        check(catalog, kernel, 30)
 
 
 @pytest.mark.slow
@@ -125,14 +143,20 @@ def test_minimal_filtering_spreads_no_infinity(
             "'host_panel' AND dtype = 'bf16'",
             "'host_panel' AND dtype = 'fp32'",
             "'host_direct' AND dtype = 'fp32'",
+            "'host_depthwise' AND dtype = 'fp32'",
+            "'host_two_rows' AND dtype = 'fp32'",
+            "'host_padded' AND dtype = 'bf16'",
             "'host_winograd'",
         ],
     ),
 )
 def test_large_results_are_equal_at_any_address(catalog: Catalog, of: str) -> None:
     """Those at addresses of whole vectors are stored around the caches."""
-    kernel = rows(catalog, f"pipeline = {of} AND family = 'forward' AND layout = 'nhwgc' AND ndim = 2")[0]
-    groups = 64 if "direct" in of else 1
+    found = rows(catalog, f"pipeline = {of} AND family = 'forward' AND layout = 'nhwgc' AND ndim = 2")
+    if not found:
+        pytest.skip("this arch has no such kernel")
+    kernel = found[0]
+    groups = 64 if kernel.algorithm.pipeline in NARROW else 1
     problem = ConvProblem(
         n=2, c=groups, k=64, g=groups, size=(191, 201), filter=(3, 3), pad=(1, 1), dtype=kernel.signature.dtype.value
     )
@@ -302,9 +326,15 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
         problem = ConvProblem(c=g * channels, k=g * channels, g=g, **sides | fields)
         return str(catalog.stages(problem)[0].algorithm.pipeline.value)
 
-    assert [chosen(channels) for channels in (1, 4, 3, 33, 2)] == [
-        *("host_direct", "host_direct", "host_panel", "host_panel", "host_direct")
-    ]
+    assert [chosen(channels) for channels in (3, 33)] == ["host_panel", "host_panel"]
+    assert {chosen(channels) for channels in (1, 4, 2)} <= set(NARROW)
+    if rows(catalog, "pipeline = 'host_padded'"):
+        copied: tuple[dict[str, Any], ...] = ({}, {"filter": (5, 5), "pad": (2, 2)}, {"stride": (2, 2)})
+        assert [chosen(4, **fields) for fields in copied] == ["host_padded"] * 3
+        assert chosen(4, dilation=(1, 2)) == "host_direct"
+        assert [chosen(1, filter=(5, 5), pad=(2, 2)), chosen(1, size=7)] == ["host_padded", "host_depthwise"]
+        in_short_rows = "host_two_rows" if rows(catalog, "pipeline = 'host_two_rows'") else "host_padded"
+        assert chosen(1, size=5) == in_short_rows
     assert chosen(1, layout="ngchw") == "host_panel"
     assert chosen(1, dtype="int8") == "host_panel"
     assert chosen(2, g=2) == "host_panel"  # no vector is full

@@ -84,7 +84,22 @@ struct Units<WordPair<false>> : PairUnits<Units<WordPair<false>>, Ints> {
     }
 };
 
+#if defined(CATALOG_BRAIN_PAIRS)
+typedef std::uint16_t Words __attribute__((vector_size(vector_bytes)));
+#endif
+
 #if defined(__AVX512F__)
+
+// A vector whose upper half is not defined.
+inline Words as_lower_half(HalfBits x) {
+#if defined(__clang__)
+    return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, -1, -1, -1, -1, -1, -1, -1,
+                                   -1, -1, -1, -1, -1, -1, -1, -1, -1);
+#else
+    typedef int HalfInts __attribute__((vector_size(vector_bytes / 2)));
+    return (Words)__builtin_ia32_si512_256si((HalfInts)x);
+#endif
+}
 
 template <>
 struct Units<BrainPair> : PairUnits<Units<BrainPair>, Float> {
@@ -94,6 +109,23 @@ struct Units<BrainPair> : PairUnits<Units<BrainPair>, Float> {
         Sum next = sum;
         asm("vdpbf16ps %2, %1, %0" : "+v"(next) : "v"(b), "v"(a));
         sum = next;
+    }
+
+    // As bf16, rounded to nearest even; numbers below the smallest normal one become zero.
+    static HalfBits narrow(Sum sum) {
+        HalfBits halves;
+        asm("vcvtneps2bf16 %1, %t0" : "=v"(halves) : "v"(sum));
+        return halves;
+    }
+
+    // Pairs of an element of `low` and the same one of `high`.
+    static Vector across(HalfBits low, HalfBits high);
+
+    // The lower half of a vector; the upper half is not defined.
+    static Vector load_half(const BrainPair* from) {
+        HalfBits half;
+        std::memcpy(&half, from, sizeof half);
+        return (Vector)as_lower_half(half);
     }
 };
 
@@ -176,8 +208,6 @@ inline bool has_byte_tables() { return true; }
 
 #if defined(CATALOG_BRAIN_PAIRS)
 
-typedef std::uint16_t Words __attribute__((vector_size(vector_bytes)));
-
 inline Words load_words(const bf16* from) {
     Words words;
     std::memcpy(&words, from, sizeof words);
@@ -199,6 +229,12 @@ template <bool upper>
 inline Bits interleave(Words even, Words odd) {
     return interleave<upper ? lanes : 0, 2 * lanes>(even, odd, std::make_integer_sequence<int, 2 * lanes>{});
 }
+
+#if defined(__AVX512F__)
+inline Bits Units<BrainPair>::across(HalfBits low, HalfBits high) {
+    return interleave<0, 2 * lanes>(as_lower_half(low), as_lower_half(high), std::make_integer_sequence<int, 2 * lanes>{});
+}
+#endif
 
 // Pairs of an element of `low` and the same one of `high`: two rows become units along the rows' own axis.
 inline Bits brain_pairs_across(Float low, Float high) {

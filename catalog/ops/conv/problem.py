@@ -260,8 +260,9 @@ class ConvProblem(Problem):
 
     @property
     def plane(self) -> Mapping[str, int]:
-        """Height and width, with 1 for a missing height: of input, output, filter, stride and padding."""
+        """Height and width, with 1 for a missing height: of input, output, filter, stride, padding and dilation."""
         named = {"": self.size, "out_": self.out, "filter_": self.filter, "step_": self.stride, "border_": self.pad}
+        named |= {"apart_": self.dilation}
         words = {"": ("height", "width"), "out_": ("out_height", "out_width")}
         return {
             word: (1, *numbers)[place]
@@ -281,6 +282,7 @@ _COMPUTED = {"forward": "output", "bwd_data": "input", "bwd_weight": "weight"}
 PLANE = (
     *("height", "width", "out_height", "out_width"),
     *("filter_h", "filter_w", "step_h", "step_w", "border_h", "border_w"),
+    *("apart_h", "apart_w"),
 )
 """Parameters of selection rules about the last two spatial axes."""
 

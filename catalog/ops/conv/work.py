@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from catalog.ops.conv.problem import ConvProblem
 
 
+_NARROW = (
+    *(Pipeline.HOST_DIRECT, Pipeline.HOST_DEPTHWISE, Pipeline.HOST_PADDED, Pipeline.HOST_PADDED_DOT),
+    *(Pipeline.HOST_TWO_ROWS, Pipeline.HOST_TWO_ROWS_DOT),
+)
+"""Pipelines of CPUs for narrow groups."""
+
+
 def work_of(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
     """The terms of a kernel's time, by name; see :meth:`catalog.ops.protocol.Operation.work`.
 
@@ -20,7 +27,7 @@ def work_of(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, f
     """
     pipeline = kernel.algorithm.pipeline
     of_pipeline = {
-        Pipeline.HOST_DIRECT: _direct_work,
+        **dict.fromkeys(_NARROW, _direct_work),
         Pipeline.SM90_WGMMA: _tiles_work,
         Pipeline.SM90_NARROW: _patches_work,
     }

@@ -32,7 +32,7 @@ class NarrowGroups : NarrowConvolution<Row, reading> {
             const std::int64_t row = item / parts * rows_at_once, first = item % parts * blocks_per_item;
             const std::int64_t end = std::min(first + blocks_per_item, blocks);
             const std::int64_t high = std::min<std::int64_t>(rows_at_once, rows - row);
-            if constexpr (vector_registers < 32)  // PaddedGroups computes the others
+            if constexpr (has_padded_rows)  // PaddedGroups computes the others
                 compute_rows<0>(row, high, first, end);
             else
                 with_step(window.axis[2], [&](auto step) { compute_rows<step>(row, high, first, end); });

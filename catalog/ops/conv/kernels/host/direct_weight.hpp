@@ -1,5 +1,6 @@
 // The gradient of the weights of narrow groups. Sums of some rows of an image stay in registers; rows are taken in bands, and
-// bands in chunks, whose sums are added at the end in the same order for any number of threads.
+// bands in chunks, whose sums are added at the end in the same order for any number of threads. Of bf16, pairs of neighbouring
+// positions are multiplied at once, if the CPU does.
 #pragma once
 
 #include "narrow.hpp"
@@ -9,6 +10,8 @@ namespace catalog::host {
 template <class Row, Reading reading>
 class NarrowGradients {
     using T = typename Row::dtype;
+    using Unit = std::conditional_t<Row::in_pairs, BrainPair, float>;  // of copies
+    static constexpr int depth = Units<Unit>::depth;
     static constexpr bool has_many = vector_bytes != 32;  // registers
     static constexpr int positions = has_many ? 7 : 4;
     // Channels of a group whose sums fit in registers, and sums of each that hide the latency of an addition.
@@ -46,7 +49,7 @@ class NarrowGradients {
         copies = copied > 0 && std::max(high_seen, wide_seen) <= most_copied;
         if (copies) {
             seen_floats = high_seen * wide_seen * copied;
-            made_floats = rows_of_band * wide * lanes;
+            made_floats = rows_of_band * vectors_of_row() * lanes;
             copies = seen_floats + made_floats <= most_copied;
         }
         const std::int64_t products = planes * high * wide * groups.blocks() * of_block;
@@ -54,7 +57,9 @@ class NarrowGradients {
         chunks = std::clamp<std::int64_t>(products / in_chunk, 1, std::clamp<std::int64_t>(bands, 1, most));
     }
 
+    // CATALOG_UNSUPPORTED for bands that are too large to be copied as pairs.
     catalog_status run() {
+        if (Row::in_pairs && (!copies || args.c < lanes)) return CATALOG_UNSUPPORTED;
         const std::int64_t blocks = groups.blocks(), parts = this->parts();
         sums = thread_room<struct PartialSums, float>().reserve(chunks * blocks * of_block + 1);
         if (!sums) return CATALOG_NO_MEMORY;
@@ -66,9 +71,9 @@ class NarrowGradients {
             with_step(window.axis[2], [&](auto step) {
                 for (std::int64_t band = chunk * bands / chunks; band < (chunk + 1) * bands / chunks; ++band)
                     for (std::int64_t block = first; block < end; ++block)
-                        if (groups.block(block).is_whole())
+                        if (Row::in_pairs || groups.block(block).is_whole())
                             add_band<step>(std::integral_constant<int, lanes>{}, block, band, to + block * of_block);
-                        else
+                        else if constexpr (!Row::in_pairs)
                             add_band<0>(groups.block(block).count, block, band, to + block * of_block);
             });
         });
@@ -80,6 +85,9 @@ class NarrowGradients {
 
    private:
     std::int64_t parts() const { return (groups.blocks() + blocks_per_item - 1) / blocks_per_item; }
+
+    // Those of a row of the gradient, for a block of channels.
+    std::int64_t vectors_of_row() const { return (window.axis[2].count + depth - 1) / depth; }
 
     // What the products of a band read, and how far apart its rows and positions are. `whole`: a copy, in which zeros are
     // around the image.
@@ -111,9 +119,9 @@ class NarrowGradients {
                            rows_of_band * of_h.stride * of_w.extent, channels, 1);
             ask<false>(made.from(rows.end - rows.first).data, rows_of_band * of_w.count, channels, 1);
         }
-        float* copy = nullptr;
+        Unit* copy = nullptr;
         if constexpr (copied > 0 && !std::is_same_v<Count, int>)
-            if (copies) copy = thread_room<struct CopiedBand, float>().reserve(seen_floats + made_floats);
+            if (copies) copy = thread_room<struct CopiedBand, Unit>().reserve(seen_floats + made_floats);
         if (copy) copy_made(made, rows.end - rows.first, copy + seen_floats);
         for (std::int64_t td = deep.first; td < deep.end; ++td) {
             // The first row that the first tap meets; it may lie outside of the image.
@@ -123,10 +131,11 @@ class NarrowGradients {
             if constexpr (copied > 0)
                 if (copy) {
                     copy_seen(read + input.index(at_d, 0, 0) * channels, first_h, rows.end - rows.first, copy);
-                    add_taps<step>(count, Lines<float, true>{copy, wide_seen * copied, copied},
-                                   Lines<float, true>{copy + seen_floats, of_w.count * lanes, lanes}, rows, of_plane);
+                    add_taps<step>(count, Lines<Unit, true>{copy, wide_seen * copied, copied},
+                                   Lines<Unit, true>{copy + seen_floats, vectors_of_row() * lanes, lanes}, rows, of_plane);
                     continue;
                 }
+            if constexpr (Row::in_pairs) continue;
             const Lines<T, false> seen{read + input.index(at_d, first_h, 0) * channels, input.extents[2] * channels,
                                        channels};
             add_taps<copied == 0 ? step : 0>(count, seen, made, rows, of_plane);
@@ -156,6 +165,7 @@ class NarrowGradients {
     template <int step, int some, class Count, class Element, bool whole>
     void add_rows(Count count, std::int64_t j, Lines<Element, whole> seen, Lines<Element, whole> made, std::int64_t rows,
                   int tw, float* to) const {
+        constexpr int deep = std::is_same_v<Element, BrainPair> ? 2 : 1;  // positions in a vector of the gradient
         const Axis axis = window.axis[2];
         const std::int64_t origin = (whole ? 0 : axis.origin) + tw * axis.apart;
         const auto look = [&](std::int64_t at) {
@@ -167,32 +177,41 @@ class NarrowGradients {
         for (std::int64_t row = 0; row < rows; ++row, seen = seen.from(of_stride), made = made.from(1)) {
             std::int64_t p = 0;
             if constexpr (step > 0) {
-                for (; p + positions <= axis.count; p += positions) {
-                    Float gradient[positions];
+                constexpr int apart = deep * step;
+                for (; p + positions <= axis.count / deep; p += positions) {
+                    decltype(load(made.data)) gradient[positions];
 #pragma GCC unroll 8
                     for (int i = 0; i < positions; ++i) gradient[i] = load(made.data + (p + i) * made.position);
-                    constexpr int columns = step * (positions - 1) + some;
+                    constexpr int columns = apart * (positions - 1) + some;
 #pragma GCC unroll 16
                     for (int column = 0; column < columns; ++column) {
-                        const Element* const from = look(origin + p * step + column);
+                        if (column % apart >= some) continue;
+                        const Element* const from = look(origin + p * apart + column);
 #pragma GCC unroll 4
                         for (int k = 0; k < part; ++k) {
-                            const Float x = groups.channel(j + k, count)(from);
+                            const auto x = groups.channel(j + k, count)(from);
 #pragma GCC unroll 4
                             for (int t = 0; t < some; ++t)
-                                if (column >= t && (column - t) % step == 0 && column - t < step * positions)
-                                    total[(column - t) / step % chains][t][k] += x * gradient[(column - t) / step];
+                                if (column >= t && (column - t) % apart == 0 && column - t < apart * positions)
+                                    add_products(total[(column - t) / apart % chains][t][k], x, gradient[(column - t) / apart]);
                         }
                     }
                 }
             }
-            for (; p < axis.count; ++p) {
-                const Float gradient = load_first(made.data + p * made.position, count);
+            for (; p * deep < axis.count; ++p) {
+                const auto gradient = load_first(made.data + p * made.position, count);
+                const bool is_half = deep > 1 && p * deep + 1 == axis.count;
 #pragma GCC unroll 4
                 for (int t = 0; t < some; ++t) {
-                    const Element* const from = look(origin + p * axis.stride + t * axis.apart);
+                    const Element* const from = look(origin + p * deep * axis.stride + t * axis.apart);
 #pragma GCC unroll 4
-                    for (int k = 0; k < part; ++k) total[0][t][k] += groups.channel(j + k, count)(from) * gradient;
+                    for (int k = 0; k < part; ++k) {
+                        const auto x = groups.channel(j + k, count)(from);
+                        if (is_half)
+                            total[0][t][k] += first_of_pair(x) * first_of_pair(gradient);
+                        else
+                            add_products(total[0][t][k], x, gradient);
+                    }
                 }
             }
         }
@@ -205,24 +224,45 @@ class NarrowGradients {
         });
     }
 
-    // A block's channels of some rows of the gradient.
-    void copy_made(const Lines<T, false>& made, std::int64_t rows, float* to) const {
-        for (std::int64_t row = 0; row < rows; ++row)
-            for (std::int64_t p = 0; p < window.axis[2].count; ++p, to += lanes)
-                store(to, load(made.data + row * made.row + p * made.position));
+    static void add_products(Float& sum, Float x, Float gradient) { sum += x * gradient; }
+    static Float first_of_pair(Float x) { return x; }
+    static Float first_of_pair(Bits pairs) { return (Float)(pairs << 16); }
+    static void add_products(Float& sum, Bits x, Bits gradient) {
+        if constexpr (Row::in_pairs) Units<Unit>::multiply_add(sum, x, gradient);
     }
 
-    // What taps meet from some rows on, the first of which is row `h` of a plane of the input.
-    void copy_seen(const T* plane, std::int64_t h, std::int64_t rows, float* to) const {
+    // A block's channels of some rows of the gradient: with pairs, those of two neighbours in a row.
+    void copy_made(const Lines<T, false>& made, std::int64_t rows, Unit* to) const {
+        const std::int64_t count = window.axis[2].count;
+        for (std::int64_t row = 0; row < rows; ++row)
+            for (std::int64_t p = 0; p < count; p += depth, to += lanes) {
+                const T* const from = made.data + row * made.row + p * made.position;
+                copy_vector(from, p + 1 < count ? from + made.position : zeros<T>, to);
+            }
+    }
+
+    static void copy_vector(const T* from, [[maybe_unused]] const T* next, Unit* to) {
+        if constexpr (Row::in_pairs)
+            store(to, Units<Unit>::across(load_bits<HalfBits>(from), load_bits<HalfBits>(next)));
+        else
+            store(to, load(from));
+    }
+
+    // What taps meet from some rows on, the first of which is row `h` of a plane of the input: with pairs, each also has what
+    // the same tap meets from the next position.
+    void copy_seen(const T* plane, std::int64_t h, std::int64_t rows, Unit* to) const {
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         const std::int64_t last = h + (rows - 1) * of_h.stride + (of_h.taps - 1) * of_h.apart;
         for (; h <= last; ++h) {
             const T* const row = plane + h * of_w.extent * args.c;
             for (std::int64_t i = 0; i < wide_seen; ++i, to += copied) {
-                const std::int64_t w = of_w.origin + i;
-                const bool inside = is_inside(h, of_h.extent) && is_inside(w, of_w.extent);
+                const auto seen = [&](std::int64_t at, int j) {
+                    const std::int64_t w = of_w.origin + at;
+                    const bool inside = is_inside(h, of_h.extent) && is_inside(w, of_w.extent) && at < wide_seen;
+                    return inside ? row + w * args.c + j : zeros<T>;
+                };
                 for (int j = 0; j < copied; j += lanes)
-                    if (j == 0 || groups.width > lanes) store(to + j, load(inside ? row + w * args.c + j : zeros<T>));
+                    if (j == 0 || groups.width > lanes) copy_vector(seen(i, j), seen(i + of_w.stride, j), to + j);
             }
         }
     }

@@ -8,6 +8,15 @@ from catalog.schema.kernel import Kernel
 
 _NUMBERS = ("tile_m", "tile_n", "tile_k", "warp_tile_m", "warp_tile_n")
 _IN_TILES = (Pipeline.HOST_AMX, Pipeline.HOST_LINES_AMX, Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX)
+_NARROW = {
+    Pipeline.HOST_DIRECT: "in_general",
+    Pipeline.HOST_DEPTHWISE: "in_place",
+    Pipeline.HOST_PADDED: "padded",
+    Pipeline.HOST_PADDED_DOT: "padded",
+    Pipeline.HOST_TWO_ROWS: "two_rows",
+    Pipeline.HOST_TWO_ROWS_DOT: "two_rows",
+}
+_IN_PAIRS = (Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS_DOT)
 
 
 def emit(kernel: Kernel) -> str:
@@ -16,7 +25,8 @@ def emit(kernel: Kernel) -> str:
     values = {
         "direction": f"catalog::host::Direction::{signature.direction}",
         "last": signature.layout is Layout.NHWGC,
-        "direct": algorithm.pipeline is Pipeline.HOST_DIRECT,
+        "narrow": f"catalog::host::Narrow::{_NARROW.get(algorithm.pipeline, 'no')}",
+        "in_pairs": algorithm.pipeline in _IN_PAIRS,
         "scattered": algorithm.pipeline in (Pipeline.HOST_SCATTER, Pipeline.HOST_SCATTER_AMX),
         "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
         "shifted": algorithm.pipeline is Pipeline.HOST_SHIFT_AMX,

@@ -30,7 +30,7 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
         const Axis *const of_d = window.axis, *const of_h = of_d + 1, *const of_w = of_d + 2;
         const std::int64_t beyond = of_w->origin + (of_w->count - 1) * of_w->stride + wide - of_w->extent;
         const bool reads_neighbours = of_w->taps == wide && of_w->apart == 1 && of_w->stride <= 2 && of_w->step == 1;
-        if (!reads_neighbours || of_w->origin < -1 || beyond > 1 || taps == 0) return CATALOG_UNSUPPORTED;
+        if (!reads_neighbours || of_w->origin < -1 || beyond > 1) return CATALOG_UNSUPPORTED;
         if (args.c < lanes || of_w->count < positions) return CATALOG_UNSUPPORTED;
         const std::int64_t blocks = groups.blocks(), planes = args.n * of_d->count;
         const std::int64_t of_tile = (evenly(blocks, most_blocks) + of_line - 1) / of_line * of_line;

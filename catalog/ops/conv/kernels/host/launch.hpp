@@ -12,21 +12,13 @@
 #include "panel.hpp"
 #include "scatter.hpp"
 #include "shift_weight.hpp"
+#if defined(__AVX512F__)
+#include "two_rows.hpp"
+#endif
 #include "winograd.hpp"
 #include "winograd_weight.hpp"
 
 namespace catalog::host {
-
-// Runs the first of some kernels that supports a window.
-template <class... Kernels>
-inline catalog_status run_first(const catalog_args& args, const Geometry& of, const Window& window, int threads) {
-    catalog_status status = CATALOG_UNSUPPORTED;
-    const auto run = [&](auto run_one) {
-        if (status == CATALOG_UNSUPPORTED) status = run_one();
-    };
-    (run([&] { return Kernels(args, of, window, threads).run(); }), ...);
-    return status;
-}
 
 template <class Row>
 inline std::int32_t launch(const catalog_args* args) noexcept {
@@ -43,22 +35,24 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
         });
         return status;
     };
-    if constexpr (Row::direct)
-        return with_reading(*args, [&](auto reading) {
+    if constexpr (Row::narrow != Narrow::no)
+        return with_reading<Row>(*args, [&](auto reading) {
             return compute([&](const Window& window) {
-                using Narrow = std::conditional_t<Row::direction == Direction::bwd_weight, NarrowGradients<Row, reading>,
-                                                  NarrowGroups<Row, reading>>;
-                // With 32 registers, kernels of narrow groups have enough of them.
-                if constexpr (vector_registers == 32)
-                    return Narrow(*args, of, window, threads).run();
-                else if constexpr (Row::direction == Direction::bwd_weight && reading == Reading::own)
-                    return run_first<DepthwiseGradients<Row>, Narrow>(*args, of, window, threads);
+                constexpr bool is_depthwise = Row::narrow == Narrow::in_place || Row::narrow == Narrow::two_rows;
+                if constexpr (!is_depthwise && Row::direction == Direction::bwd_weight)
+                    return NarrowGradients<Row, reading>(*args, of, window, threads).run();
+                else if constexpr (Row::narrow == Narrow::in_general)
+                    return NarrowGroups<Row, reading>(*args, of, window, threads).run();
+                else if constexpr (Row::narrow == Narrow::padded)
+                    return PaddedGroups<Row, reading>(*args, of, window, threads).run();
                 else if constexpr (Row::direction == Direction::bwd_weight)
-                    return Narrow(*args, of, window, threads).run();
-                else if constexpr (reading == Reading::own)
-                    return run_first<DepthwiseInPlace<Row>, PaddedGroups<Row, reading>, Narrow>(*args, of, window, threads);
+                    return DepthwiseGradients<Row>(*args, of, window, threads).run();
+                else if constexpr (Row::narrow == Narrow::in_place)
+                    return DepthwiseInPlace<Row>(*args, of, window, threads).run();
+#if defined(__AVX512F__)
                 else
-                    return run_first<PaddedGroups<Row, reading>, Narrow>(*args, of, window, threads);
+                    return DepthwiseTwoRows<Row>(*args, of, window, threads).run();
+#endif
             });
         });
     else if constexpr (Row::transformed)

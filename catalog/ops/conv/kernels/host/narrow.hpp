@@ -5,6 +5,7 @@
 #include "host/around.hpp"
 #include "host/gemm.hpp"
 #include "host/threads.hpp"
+#include "host/units.hpp"
 #include "image.hpp"
 
 namespace catalog::host {
@@ -28,7 +29,10 @@ inline Float permute(Float x, Ints index) {
 #endif
 }
 
+inline Bits permute(Bits x, Ints index) { return (Bits)permute((Float)x, index); }
+
 inline Float splat_element(const float* from) { return splat(*from); }
+inline Bits splat_element(const BrainPair* from) { return Bits{} + from->bits; }
 inline Float splat_element(const bf16* from) { return (Float)(Bits{} + (std::uint32_t{from->bits} << 16)); }
 inline Float splat_element(const fp16* from) { return splat(load_first(from, 1)[0]); }
 
@@ -86,10 +90,11 @@ struct Groups {
     Ints first_lanes;  // of the group of each lane
 };
 
-// For each tap and each channel of a group, the factors of a block's channels.
-template <bool is_forward, class T, Reading reading>
+// For each tap and each unit of a group's channels, the factors of a block's channels.
+template <bool is_forward, class T, Reading reading, class Unit>
 inline void pack_factors(const catalog_args& args, const Geometry& of, const Window& window,
-                         const Groups<T, reading>& groups, std::int64_t number, float* to) {
+                         const Groups<T, reading>& groups, std::int64_t number, Unit* to) {
+    constexpr int depth = Units<Unit>::depth;
     const ChannelBlock block = groups.block(number);
     const std::int64_t width = groups.width, stride = args.weight.stride_first;
     const T* first[lanes];  // what each lane multiplies with channel 0 of its group
@@ -100,10 +105,12 @@ inline void pack_factors(const catalog_args& args, const Geometry& of, const Win
     }
     for_each_tap(window, of, [&](std::int64_t number) {
         const std::int64_t tap = number * width;
-        for (std::int64_t j = 0; j < width; ++j, to += lanes) {
-            T row[lanes] = {};
-            for (int lane = 0; lane < block.count; ++lane) row[lane] = first[lane][tap + j * (is_forward ? 1 : stride)];
-            store(to, load(row));
+        for (std::int64_t j = 0; j < width; j += depth, to += lanes) {
+            T row[lanes * depth] = {};
+            for (int lane = 0; lane < block.count; ++lane)
+                for (int i = 0; i < depth; ++i)
+                    row[lane * depth + i] = first[lane][tap + (j + i) * (is_forward ? 1 : stride)];
+            store(to, load_along<Unit>(row, lanes * depth));
         }
     });
 }
@@ -162,7 +169,10 @@ class NarrowConvolution {
     static constexpr bool is_forward = Row::direction == Direction::forward;
 
    protected:
-    NarrowConvolution(const catalog_args& args, const Geometry& of, const Window& window, int threads)
+    using Unit = std::conditional_t<Row::in_pairs && reading != Reading::own, BrainPair, float>;  // what is multiplied
+
+    NarrowConvolution(const catalog_args& args, const Geometry& of, const Window& window, int threads,
+                      std::int64_t most_bytes_in_cache = 0)
         : args(args),
           of(of),
           window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
@@ -174,12 +184,16 @@ class NarrowConvolution {
           made(is_forward ? Image<T>(args.output, of.out, args.k, 1, 0, true)
                           : Image<T>(args.input, of.size, args.c, 1, 0, true)),
           is_large(are_large(args, read, made)),
-          storing(made.data, args.n * made.volume() * made.all_channels * static_cast<std::int64_t>(sizeof(T))) {}
+          storing(made.data, bytes_of(made), std::max<std::int64_t>(8 << 20, most_bytes_in_cache - bytes_of(read))) {}
+
+    std::int64_t bytes_of(const Image<T>& image) const {
+        return args.n * image.volume() * image.all_channels * static_cast<std::int64_t>(sizeof(T));
+    }
 
     // False: there is no memory for them.
     bool pack_weights() {
-        const std::int64_t blocks = groups.blocks(), of_block = taps * groups.width * lanes;
-        packed = thread_room<struct PackedWeights, float>().reserve(blocks * of_block + 1);
+        const std::int64_t blocks = groups.blocks(), of_block = taps * groups.width / Units<Unit>::depth * lanes;
+        packed = thread_room<struct PackedWeights, Unit>().reserve(blocks * of_block + 1);
         if (!packed) return false;
         parallel_for(args, threads, blocks, [&](std::int64_t block) {
             pack_factors<is_forward>(args, of, window, groups, block, packed + block * of_block);
@@ -196,7 +210,7 @@ class NarrowConvolution {
     const Image<T> read, made;
     const bool is_large;
     const Storing storing;
-    float* packed = nullptr;
+    Unit* packed = nullptr;
 };
 
 // Stores the gradients of a block's weights, sums of chunks with `of_block` elements of each block, in the order of chunks.
@@ -216,14 +230,28 @@ inline void store_gradients(const catalog_args& args, const Groups<T, reading>& 
     }
 }
 
+// Whether there are rows for PaddedGroups: then other kernels need not be fast for problems that these support.
+#if defined(__AVX__)
+inline constexpr bool has_padded_rows = true;
+#else
+inline constexpr bool has_padded_rows = false;
+#endif
+
+// How a row computes narrow groups, if it does: as files of these names do, or in the way of direct.hpp.
+enum class Narrow { no, in_general, in_place, padded, two_rows };
+
 // Calls body(std::integral_constant<Reading, reading>) for the groups of a call.
-template <class Body>
+template <class Row, class Body>
 inline catalog_status with_reading(const catalog_args& args, Body body) {
     const std::int64_t width = args.c / args.g;
     if (args.c != args.k) return CATALOG_UNSUPPORTED;
-    if (width == 1) return body(std::integral_constant<Reading, Reading::own>{});
-    if (width == lanes || width == 2 * lanes) return body(std::integral_constant<Reading, Reading::elements>{});
-    if (lanes % width == 0) return body(std::integral_constant<Reading, Reading::lanes_of_groups>{});
+    constexpr bool is_depthwise = Row::narrow == Narrow::in_place || Row::narrow == Narrow::two_rows;
+    if constexpr (is_depthwise || !Row::in_pairs)
+        if (width == 1) return body(std::integral_constant<Reading, Reading::own>{});
+    if constexpr (!is_depthwise) {
+        if (width == lanes || width == 2 * lanes) return body(std::integral_constant<Reading, Reading::elements>{});
+        if (width > 1 && lanes % width == 0) return body(std::integral_constant<Reading, Reading::lanes_of_groups>{});
+    }
     return CATALOG_UNSUPPORTED;
 }
 

@@ -19,9 +19,12 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
     using Base::args, Base::groups, Base::is_large, Base::made, Base::packed, Base::read, Base::storing, Base::taps;
     using Base::threads, Base::window;
     using T = typename Row::dtype;
-    static constexpr int positions = 7;
+    using Unit = typename Base::Unit;
+    using Vector = typename Units<Unit>::Vector;
+    static constexpr int positions = 7, depth = Units<Unit>::depth;  // of a tile; channels in a unit
+    static constexpr int chains = vector_registers == 32 && reading != Reading::own ? 2 : 1;
     static constexpr std::int64_t strip = 28, blocks_per_item = 128 / vector_bytes;  // two lines of the cache
-    static constexpr std::int64_t most_copied = 1 << 14;                             // floats
+    static constexpr std::int64_t most_copied = 1 << 14;                             // units
 
    public:
     PaddedGroups(const catalog_args& args, const Geometry& of, const Window& window, int threads)
@@ -30,12 +33,12 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
     // CATALOG_UNSUPPORTED for few channels, and for taps or strides that are far apart.
     catalog_status run() {
         const Axis *const of_d = window.axis, *const of_h = of_d + 1, *const of_w = of_d + 2;
-        if (args.c < lanes || of_w->stride > 2 || (of_w->taps > 1 && of_w->apart != 1)) return CATALOG_UNSUPPORTED;
+        if (args.c < lanes * depth || of_w->stride > 2 || (of_w->taps > 1 && of_w->apart != 1)) return CATALOG_UNSUPPORTED;
         const std::int64_t most = std::max({of_h->apart, of_h->taps, of_w->taps, of_d->taps});
-        if (taps == 0 || most > most_copied) return CATALOG_UNSUPPORTED;  // their products would overflow
+        if (most > most_copied) return CATALOG_UNSUPPORTED;  // their products would overflow
         wide = std::max<std::int64_t>(std::min(strip, of_w->count), positions);
         wide_copied = (wide - 1) * of_w->stride + of_w->taps;
-        kept = (of_h->taps - 1) * of_h->apart + 1;
+        kept = std::max<std::int64_t>(of_h->taps - 1, 0) * of_h->apart + 1;
         of_block = of_d->taps * kept * wide_copied * lanes;
         if (kept * wide_copied > most_copied || of_block > most_copied) return CATALOG_UNSUPPORTED;
         const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
@@ -48,7 +51,7 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
         const std::int64_t bands = bands_of();
         std::atomic<bool> failed{false};
         parallel_for(args, threads, planes * bands * strips * parts, [&](std::int64_t item) {
-            float* const room = thread_room<struct PaddedRows, float>().reserve(of_block * blocks_per_item);
+            Unit* const room = thread_room<struct PaddedRows, Unit>().reserve(of_block * blocks_per_item);
             Meeting* const meetings = thread_room<struct PaddedMeetings, Meeting>().reserve(of_d->taps * of_h->taps);
             if (!room || !meetings) return failed.store(true);
             const Range part = piece_of(take_from(item, parts), blocks_per_item, blocks);
@@ -65,13 +68,13 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
     }
 
    private:
-    // What some taps of a row of the filter read, and their factors: distances in floats.
+    // What some taps of a row of the filter read, and their factors: distances in units.
     struct Meeting {
         std::int64_t row, factors;
     };
 
     struct Strip {
-        float* rows;  // for each block of channels and each tap in depth, `kept` rows
+        Unit* rows;  // for each vector of units and each tap in depth, `kept` rows
         Meeting* meetings;
         std::int64_t plane;       // of all images
         std::int64_t position;    // the first one of each row
@@ -109,14 +112,20 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
         if (has_next && (is_large || reading != Reading::own))
             ask<false>(row + (of_w.extent + w + first) * channels + of_item.block * lanes, end - first, channels,
                        of_item.end - of_item.block);
-        for (std::int64_t number = of_item.block; number < of_item.end; ++number) {
-            float* const to = of_item.rows + (number - of_item.block) * of_block + place;
-            const T* from = row + (w + first) * channels + groups.block(number).first;
-            for (std::int64_t i = 0; i < first; ++i) store(to + i * lanes, Float{});
+        for (std::int64_t number = of_item.block; number < of_item.end; number += depth) {
+            Unit* const to = of_item.rows + (number - of_item.block) / depth * of_block + place;
+            const T* from = row + (w + first) * channels + first_copied(number);
+            for (std::int64_t i = 0; i < first; ++i) store(to + i * lanes, Vector{});
 #pragma GCC unroll 4
-            for (std::int64_t i = first; i < end; ++i, from += channels) store(to + i * lanes, load(from));
-            for (std::int64_t i = end; i < count; ++i) store(to + i * lanes, Float{});
+            for (std::int64_t i = first; i < end; ++i, from += channels)
+                store(to + i * lanes, load_along<Unit>(from, lanes * depth));
+            for (std::int64_t i = end; i < count; ++i) store(to + i * lanes, Vector{});
         }
+    }
+
+    // The first channel of the vector of units that a block is copied into. The last one begins early enough to be whole.
+    std::int64_t first_copied(std::int64_t number) const {
+        return std::min(number / depth * depth * lanes, read.all_channels - lanes * depth);
     }
 
     // The strip's positions of a row, whose elements begin at `row`.
@@ -125,8 +134,8 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         const Range high = of_h.inside(h);
         const std::int64_t width = reading == Reading::own ? 1 : groups.width;
-        const std::int64_t of_tap = width * lanes, of_row = of_w.taps * of_tap;
-        const std::int64_t blocks_read = (width + lanes - 1) / lanes;  // of a group
+        const std::int64_t of_tap = (width + depth - 1) / depth * lanes, of_row = of_w.taps * of_tap;
+        const std::int64_t blocks_read = (of_tap / lanes + lanes - 1) / lanes;  // of a group
         Meeting* const meetings = of_item.meetings;
         Meeting* end = meetings;
         for (std::int64_t td = deep.first; td < deep.end; ++td) {
@@ -146,54 +155,56 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
         for (std::int64_t number = of_item.block; number < of_item.end; ++number) {
             const ChannelBlock block = groups.block(number);
             const bool stores_all = count >= positions && block.stores_all();
-            const float* const rows = of_item.rows + (number - of_item.block) / blocks_read * blocks_read * of_block;
-            const float* const factors = packed + number * taps * of_tap;
+            const Unit* const rows = of_item.rows + first_read(of_item, block, number, blocks_read);
+            const Unit* const factors = packed + number * taps * of_tap;
             for (std::int64_t p = 0; p < count; p += positions) {
                 // The last tile is whole, if there are as many positions: some are computed twice.
                 const std::int64_t begin = std::max<std::int64_t>(std::min(p, count - positions), 0);
-                const float* const from = rows + begin * step * lanes;
-                Float sums[positions];  // set one by one: as a whole, they would be set in memory
-#pragma GCC unroll 8
-                for (int i = 0; i < positions; ++i) sums[i] = Float{};
+                const Unit* const from = rows + begin * step * lanes;
+                Float sums[chains][positions];  // set one by one: as a whole, they would be set in memory
+#pragma GCC unroll 16
+                for (int i = 0; i < chains * positions; ++i) sums[i / positions][i % positions] = Float{};
                 for (const Meeting* of = meetings; of < end; ++of)
                     if constexpr (reading == Reading::own)
                         for (std::int64_t t = 0; t < of_row; t += lanes) {
                             const float* const read = from + of->row + t;
                             const Float factor = load(factors + of->factors + t);
 #pragma GCC unroll 8
-                            for (int i = 0; i < positions; ++i) sums[i] += load(read + i * step * lanes) * factor;
+                            for (int i = 0; i < positions; ++i) sums[0][i] += load(read + i * step * lanes) * factor;
                         }
                     else
                         for_taps<step>(of_w, [&](auto some, int tw) {
-                            const float *read = from + of->row + tw * lanes, *const last = read + blocks_read * of_block;
-                            const float* factor = factors + of->factors + tw * of_tap;
-                            const auto add_two = [&](auto channel, auto next) {
-                                add_taps<step, some, false>(channel, read, factor, of_tap, sums);
-                                add_taps<step, some, true>(next, read, factor + lanes, of_tap, sums);
-                                factor += 2 * lanes;
+                            const Unit *read = from + of->row + tw * lanes, *const last = read + blocks_read * of_block;
+                            const Unit* factor = factors + of->factors + tw * of_tap;
+                            const auto add = [&](auto channel, auto is_second) {
+                                add_taps<step, some, is_second>(channel, read, factor, of_tap, sums);
+                                factor += lanes;
                             };
                             if constexpr (reading == Reading::elements)
                                 for (; read < last; read += of_block)
-                                    for (int j = 0; j < lanes; j += 2)
-                                        add_two([=](const float* from) { return splat(from[j]); },
-                                                [=](const float* from) { return splat(from[j + 1]); });
+                                    for (int j = 0; j < std::min<int>(lanes, width / depth); j += 2) {
+                                        add([=](const Unit* from) { return splat_unit(from + j); }, std::false_type{});
+                                        add([=](const Unit* from) { return splat_unit(from + j + 1); }, std::true_type{});
+                                    }
                             else if (width == 2)
-                                add_two(lane_of_group<2, 0>, lane_of_group<2, 1>);
-                            else if (width == 4) {
-                                add_two(lane_of_group<4, 0>, lane_of_group<4, 1>);
-                                add_two(lane_of_group<4, 2>, lane_of_group<4, 3>);
-                            }
+                                add_lanes_of_groups<2>(add);
+                            else if (width == 4)
+                                add_lanes_of_groups<4>(add);
+                            else if constexpr (lanes > 8)
+                                add_lanes_of_groups<8>(add);
                         });
+#pragma GCC unroll 8
+                for (int i = 0; i < positions; ++i) sums[0][i] = chains == 2 ? sums[0][i] + sums[chains - 1][i] : sums[0][i];
                 T* to = first + begin * apart + block.first;
                 if (stores_all) {
                     if (collects) to = collected + begin * channels + (number - of_item.block) * lanes;
                     const std::int64_t next = collects ? channels : apart;
 #pragma GCC unroll 8
-                    for (int i = 0; i < positions; ++i, to += next) store(to, sums[i]);
+                    for (int i = 0; i < positions; ++i, to += next) store_sum(to, sums[0][i]);
                 } else {
                     T some[positions][lanes];
 #pragma GCC unroll 8
-                    for (int i = 0; i < positions; ++i) store(some[i], sums[i]);
+                    for (int i = 0; i < positions; ++i) store_sum(some[i], sums[0][i]);
                     for (int i = 0; i < std::min<std::int64_t>(positions, count); ++i)
                         block.store_to(to + i * apart, some[i]);
                 }
@@ -204,35 +215,67 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
                 storing.copy(collected + i * channels, channels, first + i * apart + of_item.block * lanes);
     }
 
-    // Lane j of its group in each lane. A permutation that is known when it is compiled is faster.
-    template <int width, int j>
-    static Float lane_of_group(const float* from) {
-        Ints index;
-        for (int lane = 0; lane < lanes; ++lane) index[lane] = lane / width * width + j;
-        return permute(load(from), index);
+    // Where a block's positions begin in the copied rows of an item.
+    std::int64_t first_read(const Strip& of_item, const ChannelBlock& block, std::int64_t number,
+                            std::int64_t blocks_read) const {
+        if constexpr (depth > 1) return (block.read - first_copied(number)) / depth;
+        return (number - of_item.block) / blocks_read * blocks_read * of_block;
     }
 
-    // Adds the products of one channel of each group and `some` taps, which are neighbours, to the sums. `apart`: the products
-    // of a position are added up first. Seven sums alone are too few to hide the latency of three additions to each.
-    template <int step, int some, bool apart, class Channel>
-    [[gnu::always_inline]] static void add_taps(Channel channel, const float* read, const float* factors,
-                                                std::int64_t of_tap, Float (&sums)[positions]) {
+    static void store_sum(T* to, Float sum) {
+        if constexpr (depth > 1)
+            store_bits(to, Units<Unit>::narrow(sum));
+        else
+            store(to, sum);
+    }
+
+    static Float splat_unit(const float* from) { return splat(*from); }
+    static Bits splat_unit(const BrainPair* from) { return Bits{} + from->bits; }
+
+    // Calls add() with each unit of a group, in the lanes of its group.
+    template <int width, class Add>
+    static void add_lanes_of_groups(Add add) {
+        const auto add_all = [&]<int... j>(std::integer_sequence<int, j...>) {
+            (add(lane_of_group<width, j>, std::bool_constant<j % 2 == 1>{}), ...);
+        };
+        add_all(std::make_integer_sequence<int, width / depth>{});
+    }
+
+    // Unit j of its group in each lane. A permutation that is known when it is compiled is faster.
+    template <int width, int j>
+    static Vector lane_of_group(const Unit* from) {
+        Ints index;
+        for (int lane = 0; lane < lanes; ++lane) index[lane] = lane / width * (width / depth) + j;
+        if constexpr (depth == 1)
+            return permute(load(from), index);
+        else
+            return (Vector)permute((Float)Units<Unit>::load_half(from), index);
+    }
+
+    // Adds the products of one unit of each group and `some` taps, which are neighbours, to the sums. Seven sums alone are
+    // too few to hide the latency of three additions to each: every second unit has sums of its own, or, with few registers,
+    // its products of a position are added up first.
+    template <int step, int some, bool is_second, class Channel>
+    [[gnu::always_inline]] static void add_taps(Channel channel, const Unit* read, const Unit* factors,
+                                                std::int64_t of_tap, Float (&sums)[chains][positions]) {
+        constexpr bool apart = is_second && chains == 1;
         asm("" : "+r"(read));  // or g++ would load what all channels meet before the first one, and keep it in memory
-        Float factor[some], products[positions];
+        Vector factor[some];
+        Float products[positions];
 #pragma GCC unroll 4
         for (int t = 0; t < some; ++t) factor[t] = load(factors + t * of_tap);
 #pragma GCC unroll 16
         for (int column = 0; column < step * (positions - 1) + some; ++column) {
-            const Float x = channel(read + column * lanes);
+            const Vector x = channel(read + column * lanes);
 #pragma GCC unroll 4
             for (int t = some - 1; t >= 0; --t)
                 if (column >= t && (column - t) % step == 0 && column - t < step * positions) {
                     const int i = (column - t) / step;
-                    if (!apart)
-                        sums[i] += x * factor[t];
+                    if constexpr (!apart)
+                        Units<Unit>::multiply_add(sums[is_second && chains == 2][i], x, factor[t]);
                     else
                         products[i] = t == 0 ? x * factor[t] : products[i] + x * factor[t];
-                    if (apart && t == some - 1) sums[i] += products[i];
+                    if (apart && t == some - 1) sums[0][i] += products[i];
                 }
         }
     }

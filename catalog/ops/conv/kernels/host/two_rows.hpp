@@ -13,9 +13,9 @@ namespace catalog::host {
 // The elements of a vector that are seen: all, or none, which reads no memory.
 class Seen {
    public:
-    explicit Seen(bool sees) : mask(sees ? all_lanes : 0) {}
+    explicit Seen(bool sees) : which(sees ? all_lanes : 0) {}
 
-    Float load(const float* from) const { return __builtin_ia32_loadups512_mask(from, Float{}, mask); }
+    Float load(const float* from) const { return __builtin_ia32_loadups512_mask(from, Float{}, which); }
     template <class T>
     Float load(const T* from) const {
         const HalfBits bits = load_bits(from);
@@ -30,11 +30,11 @@ class Seen {
 #else
         using Pointer = const short*;
 #endif
-        return (HalfBits)__builtin_ia32_loaddquhi256_mask(reinterpret_cast<Pointer>(from), Shorts{}, mask);
+        return (HalfBits)__builtin_ia32_loaddquhi256_mask(reinterpret_cast<Pointer>(from), Shorts{}, which);
     }
 
    private:
-    std::uint16_t mask;
+    std::uint16_t which;
 };
 
 // Lines of the cache that are used next, asked for a few at a time in the order of memory.

@@ -25,8 +25,8 @@ constexpr int rows_in_lanes(int rows) {
 // Whether a vector of A has units of several rows.
 inline constexpr bool rows_share_vectors = vector_registers > 16;
 
-// Whether products of this number of rows ask for the memory that they will read. With AVX-512, CPUs prefetch whole columns themselves, and
-// read them more slowly if asked to, unless much is multiplied meanwhile. Measured on a Zen 5.
+// Whether products of this number of rows ask for the memory that they will read. With AVX-512, CPUs prefetch whole
+// columns themselves, and read them more slowly if asked to, unless much is multiplied meanwhile. Measured on a Zen 5.
 template <int rows>
 #if defined(__AVX512F__)
 inline constexpr bool prefetches = rows > 2;

@@ -193,7 +193,7 @@ def test_what_no_kernel_supports():
             model(ids, attention_mask=scores)
 
 
-def test_masks_are_few_numbers_until_somebody_looks():
+def test_masks_are_few_numbers_until_somebody_looks(monkeypatch):
     """A padded batch's mask has no elements; whoever reads them gets transformers' own."""
     sizes = {"batch_size": 3, "q_length": LENGTH, "kv_length": LENGTH}
     own = transformers.masking_utils.sdpa_mask(**sizes, attention_mask=LEFT.bool(), allow_is_causal_skip=False)
@@ -207,3 +207,6 @@ def test_masks_are_few_numbers_until_somebody_looks():
     gap = LEFT.bool()
     gap[1, 5] = False
     assert type(mask(**sizes, attention_mask=gap)) is torch.Tensor
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert mask(**sizes, config=config_of("llama")) is None
+    assert type(mask(**sizes, config=config_of("pegasus_x"))) is torch.Tensor

@@ -175,9 +175,10 @@ def mask(
         **options,
     }
     if torch.compiler.is_compiling():
+        # Layers of some models that encode and decode say that they are not causal, and need the mask.
         whole: torch.Tensor | None = sdpa_mask(
             **arguments,
-            allow_is_causal_skip=allow_is_causal_skip,
+            allow_is_causal_skip=allow_is_causal_skip and not getattr(config, "is_encoder_decoder", False),
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         )
         return whole

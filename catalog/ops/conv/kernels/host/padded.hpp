@@ -235,10 +235,12 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
     // Calls add() with each unit of a group, in the lanes of its group.
     template <int width, class Add>
     static void add_lanes_of_groups(Add add) {
-        const auto add_all = [&]<int... j>(std::integer_sequence<int, j...>) {
-            (add(lane_of_group<width, j>, std::bool_constant<j % 2 == 1>{}), ...);
-        };
-        add_all(std::make_integer_sequence<int, width / depth>{});
+        add_each<width>(add, std::make_integer_sequence<int, width / depth>{});
+    }
+
+    template <int width, class Add, int... j>
+    static void add_each(Add add, std::integer_sequence<int, j...>) {
+        (add(lane_of_group<width, j>, std::bool_constant<j % 2 == 1>{}), ...);
     }
 
     // Unit j of its group in each lane. A permutation that is known when it is compiled is faster.

@@ -9,6 +9,7 @@ import numpy as np
 
 from catalog.errors import ProblemError
 from catalog.ops import operation
+from catalog.ops.conv import traits
 from catalog.ops.conv.problem import ConvProblem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
@@ -20,11 +21,7 @@ from catalog.schema.kernel import Kernel
 CONV = operation("conv")
 EXTENTS = {1: (1, 2, 7, 40, 130), 2: (1, 3, 6, 11, 17), 3: (1, 2, 5, 7)}
 POISON = 77
-NARROW = (
-    *("host_direct", "host_depthwise", "host_padded", "host_padded_dot"),
-    *("host_two_rows", "host_two_rows_dot"),
-)
-"""Pipelines of the host for narrow groups."""
+NARROW = tuple(pipeline.value for pipeline in traits.NARROW)
 
 
 def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:

@@ -142,6 +142,21 @@ def test_an_unknown_argument_leaves_a_call_to_the_model():
     assert list(ours.report().reasons) == ["no kernel knows the argument temperature of this model's attention"]
 
 
+def test_masks_reach_the_attention_that_takes_over():
+    """No kernel computes in float64. Where a mask is causal and nothing else, PyTorch's kernels need no elements."""
+    layer = decoder("llama").model.layers[0].self_attn
+    q, k, v = (torch.randn(3, heads, LENGTH, 16, dtype=torch.float64) for heads in (4, 2, 2))
+    sizes = {"batch_size": 3, "q_length": LENGTH, "kv_length": LENGTH}
+    for padding in (None, LEFT.bool()):
+        o, _ = integration.attend(layer, q, k, v, mask(**sizes, attention_mask=padding), scaling=0.25)
+        seen = transformers.masking_utils.sdpa_mask(**sizes, attention_mask=padding, allow_is_causal_skip=False)
+        keys, values = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
+        expected = torch.nn.functional.scaled_dot_product_attention(q, keys, values, seen, scale=0.25).transpose(1, 2)
+        rows = slice(None) if padding is None else padding
+        torch.testing.assert_close(o[rows], expected[rows])
+    assert (ours.report().catalog, ours.report().pytorch) == (0, 2)
+
+
 def test_encoders_and_both():
     ids, padding = tokens(), LEFT.flip(1)
     layers = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -221,7 +221,11 @@ def attend(
     if not torch.compiler.is_compiling():
         counts.refused(reason)
     if isinstance(attention_mask, LazyMask):
-        attention_mask = attention_mask.dense()
+        shown, keys = attention_mask.shows, key.shape[2]
+        if shown == View(shown.causal, keys) and (query.shape[2] == keys or not shown.causal):
+            attention_mask, options["is_causal"] = None, shown.causal  # PyTorch's fast kernels take no elements
+        else:
+            attention_mask = attention_mask.dense()
     causal = _is_causal(module, options.get("is_causal"))
     chosen = options.pop("indices", None), options.pop("block_indices", None)
     attention_mask = _of_chosen(module, query, key, attention_mask, causal, *chosen)

@@ -268,6 +268,7 @@ def _within(column: str, schema: Mapping[str, Any]) -> str:
     if schema.get("type") not in ("integer", "number"):
         return ""
     limits = {"minimum": ">=", "maximum": "<=", "exclusiveMaximum": "<"}
+    # What has no largest value may not be infinite either.
     finite = {} if {"maximum", "exclusiveMaximum"} & schema.keys() else {"maximum": sys.float_info.max}
     stated = {**schema, **finite}
     return " AND ".join(f"{column} {sign} {stated[name]!r}" for name, sign in limits.items() if name in stated)

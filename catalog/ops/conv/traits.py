@@ -89,6 +89,13 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     SM90_NARROW = "sm90_narrow"
 
 
+NARROW = (
+    *(Pipeline.HOST_DIRECT, Pipeline.HOST_DEPTHWISE, Pipeline.HOST_PADDED, Pipeline.HOST_PADDED_DOT),
+    *(Pipeline.HOST_TWO_ROWS, Pipeline.HOST_TWO_ROWS_DOT),
+)
+"""Pipelines of CPUs for narrow groups."""
+
+
 class Reduction(Word):
     """Stream-K: how the parts of a tile that several blocks computed are added."""
 

@@ -6,18 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 from catalog.ops.conv.reach import gathered_taps
-from catalog.ops.conv.traits import Pipeline
+from catalog.ops.conv.traits import NARROW, Pipeline
 
 if TYPE_CHECKING:
     from catalog.ops.conv.kernel import ConvKernel
     from catalog.ops.conv.problem import ConvProblem
-
-
-_NARROW = (
-    *(Pipeline.HOST_DIRECT, Pipeline.HOST_DEPTHWISE, Pipeline.HOST_PADDED, Pipeline.HOST_PADDED_DOT),
-    *(Pipeline.HOST_TWO_ROWS, Pipeline.HOST_TWO_ROWS_DOT),
-)
-"""Pipelines of CPUs for narrow groups."""
 
 
 def work_of(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
@@ -27,7 +20,7 @@ def work_of(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, f
     """
     pipeline = kernel.algorithm.pipeline
     of_pipeline = {
-        **dict.fromkeys(_NARROW, _direct_work),
+        **dict.fromkeys(NARROW, _direct_work),
         Pipeline.SM90_WGMMA: _tiles_work,
         Pipeline.SM90_NARROW: _patches_work,
     }

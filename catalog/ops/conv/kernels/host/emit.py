@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from catalog.build.host.source import host_source
-from catalog.ops.conv.traits import Layout, Pipeline
+from catalog.ops.conv.traits import NARROW, Layout, Pipeline
 from catalog.schema.kernel import Kernel
 
 _NUMBERS = ("tile_m", "tile_n", "tile_k", "warp_tile_m", "warp_tile_n")
 _IN_TILES = (Pipeline.HOST_AMX, Pipeline.HOST_LINES_AMX, Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX)
-_NARROW = {
-    Pipeline.HOST_DIRECT: "in_general",
-    Pipeline.HOST_DEPTHWISE: "in_place",
-    Pipeline.HOST_PADDED: "padded",
-    Pipeline.HOST_PADDED_DOT: "padded",
-    Pipeline.HOST_TWO_ROWS: "two_rows",
-    Pipeline.HOST_TWO_ROWS_DOT: "two_rows",
-}
 _IN_PAIRS = (Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS_DOT)
 
 
@@ -25,7 +17,7 @@ def emit(kernel: Kernel) -> str:
     values = {
         "direction": f"catalog::host::Direction::{signature.direction}",
         "last": signature.layout is Layout.NHWGC,
-        "narrow": f"catalog::host::Narrow::{_NARROW.get(algorithm.pipeline, 'no')}",
+        "narrow": f"catalog::host::Narrow::{_narrow(algorithm.pipeline)}",
         "in_pairs": algorithm.pipeline in _IN_PAIRS,
         "scattered": algorithm.pipeline in (Pipeline.HOST_SCATTER, Pipeline.HOST_SCATTER_AMX),
         "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
@@ -36,3 +28,8 @@ def emit(kernel: Kernel) -> str:
     }
     types = {"dtype": signature.dtype_in, "otype": signature.dtype_out}
     return host_source(kernel, "host/launch.hpp", types, values)
+
+
+def _narrow(pipeline: Pipeline) -> str:
+    """The kernel of a pipeline for narrow groups, which those for pairs share; ``no`` of all others."""
+    return pipeline.value.removeprefix("host_").removesuffix("_dot") if pipeline in NARROW else "no"

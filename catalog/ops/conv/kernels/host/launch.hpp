@@ -38,16 +38,15 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
     if constexpr (Row::narrow != Narrow::no)
         return with_reading<Row>(*args, [&](auto reading) {
             return compute([&](const Window& window) {
-                constexpr bool is_depthwise = Row::narrow == Narrow::in_place || Row::narrow == Narrow::two_rows;
-                if constexpr (!is_depthwise && Row::direction == Direction::bwd_weight)
+                if constexpr (!is_depthwise<Row> && Row::direction == Direction::bwd_weight)
                     return NarrowGradients<Row, reading>(*args, of, window, threads).run();
-                else if constexpr (Row::narrow == Narrow::in_general)
+                else if constexpr (Row::narrow == Narrow::direct)
                     return NarrowGroups<Row, reading>(*args, of, window, threads).run();
                 else if constexpr (Row::narrow == Narrow::padded)
                     return PaddedGroups<Row, reading>(*args, of, window, threads).run();
                 else if constexpr (Row::direction == Direction::bwd_weight)
                     return DepthwiseGradients<Row>(*args, of, window, threads).run();
-                else if constexpr (Row::narrow == Narrow::in_place)
+                else if constexpr (Row::narrow == Narrow::depthwise)
                     return DepthwiseInPlace<Row>(*args, of, window, threads).run();
 #if defined(__AVX512F__)
                 else

@@ -237,18 +237,20 @@ inline constexpr bool has_padded_rows = true;
 inline constexpr bool has_padded_rows = false;
 #endif
 
-// How a row computes narrow groups, if it does: as files of these names do, or in the way of direct.hpp.
-enum class Narrow { no, in_general, in_place, padded, two_rows };
+// The pipeline of a row for narrow groups, which those for pairs share with the others.
+enum class Narrow { no, direct, depthwise, padded, two_rows };
+
+template <class Row>
+inline constexpr bool is_depthwise = Row::narrow == Narrow::depthwise || Row::narrow == Narrow::two_rows;
 
 // Calls body(std::integral_constant<Reading, reading>) for the groups of a call.
 template <class Row, class Body>
 inline catalog_status with_reading(const catalog_args& args, Body body) {
     const std::int64_t width = args.c / args.g;
     if (args.c != args.k) return CATALOG_UNSUPPORTED;
-    constexpr bool is_depthwise = Row::narrow == Narrow::in_place || Row::narrow == Narrow::two_rows;
-    if constexpr (is_depthwise || !Row::in_pairs)
+    if constexpr (is_depthwise<Row> || !Row::in_pairs)
         if (width == 1) return body(std::integral_constant<Reading, Reading::own>{});
-    if constexpr (!is_depthwise) {
+    if constexpr (!is_depthwise<Row>) {
         if (width == lanes || width == 2 * lanes) return body(std::integral_constant<Reading, Reading::elements>{});
         if (width > 1 && lanes % width == 0) return body(std::integral_constant<Reading, Reading::lanes_of_groups>{});
     }

@@ -120,6 +120,9 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "half", "page_size": 16},
     {"op": "appendkv", "hdim_q": 512, "seqlen_q": 1, "seqlen_new": 1, "rope": "inter"},
     {"op": "bwd", "hdim_q": 64, "deterministic": True},
+    {"op": "bwd", "hdim_q": 64, "mask": "window", "window": (128, 0), "bias": "alibi"},
+    {"op": "bwd", "hdim_q": 64, "dropout": 0.1},
+    {"op": "bwd", "hdim_q": 128, "mask": "causal", "block_mask_q": 128, "block_mask_kv": 128},
     {"op": "bwd", "hdim_q": 128},
     {"op": "bwd", "hdim_q": 256, "mask": "causal"},
     {"op": "bwd", "hdim_q": 512, "mask": "causal", "deterministic": True},
@@ -165,8 +168,10 @@ def assert_compiles_without_spills(catalog: Catalog, kernel: Kernel) -> None:
     columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
     query = Query(f"id = '{kernel.id}' AND built", columns=columns)
     ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
+    ((log,),) = catalog.connection.execute("SELECT log FROM artifact WHERE kernel_id = ?", [kernel.id])
     assert 16 <= registers <= 255
     assert (spills, scratch) == (0, 0)
+    assert "wgmma.mma_async instructions are serialized" not in log, "products wait for each other"
     assert shared <= 232_448, "227 KiB is what a block may have"
     assert 1 <= occupancy <= 16
     assert code > 500

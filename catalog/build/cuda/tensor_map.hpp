@@ -95,7 +95,7 @@ struct RaggedRows {
 
     static constexpr int wrap = static_cast<int>(ragged_rows);
 
-   private:
+    // Where a sequence ends, in bytes.
     static __device__ __forceinline__ std::uint64_t end(std::int64_t offset, std::int64_t row_bytes, int rows) {
         return static_cast<std::uint64_t>(offset) + static_cast<std::uint64_t>(row_bytes) * static_cast<unsigned>(rows);
     }

@@ -229,7 +229,7 @@ class MmaBackward : BackwardScores<Row> {
         if constexpr (Row::deterministic) {
             if (threadIdx.x == 0) {
                 for (; counted_head < head; ++counted_head)
-                    work.next_head(args.dq_acc.stride_nhead, counters_of_head(args, m));
+                    work.template next_head<Row>(args);
                 turns.wait(tile);
             }
             __syncthreads();

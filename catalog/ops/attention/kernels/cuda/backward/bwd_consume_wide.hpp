@@ -57,10 +57,14 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             }
             named_barrier_sync(all_consumers, Tile::consumers);  // K and V are read by both
         }
-        Base::template store_rows<Tile::hdim_v>(dv, Base::final_scale_v(), Tile::v_at, 0, warpgroup * panels_v,
-                                                &maps.dv, args.dv);
-        Base::template store_rows<Tile::hdim_q>(dk, Base::final_scale(), Tile::k_at, 0, warpgroup * panels_q, &maps.dk,
-                                                args.dk);
+        const std::uint32_t dv_at = base + Tile::v_at + warpgroup * panels_v * Tile::key_panel;
+        const std::uint32_t dk_at = base + Tile::k_at + warpgroup * panels_q * Tile::key_panel;
+        Base::template store_rows<Tile::hdim_v>(
+            dv, Base::final_scale_v(), [&](int panel) { return dv_at + panel * Tile::key_panel; }, 0,
+            warpgroup * panels_v, &maps.dv, args.dv);
+        Base::template store_rows<Tile::hdim_q>(
+            dk, Base::final_scale(), [&](int panel) { return dk_at + panel * Tile::key_panel; }, 0,
+            warpgroup * panels_q, &maps.dk, args.dk);
         Base::finish_stores();
         if constexpr (Row::store_randval)
             if (args.randval.data && slice_of<Row>() == 0)

@@ -28,20 +28,24 @@ inline catalog_status launch_clear_dq(void* dq, std::int64_t bytes, cudaStream_t
         .run(clear_dq<Row>, static_cast<std::uint32_t*>(dq), bytes / 4);
 }
 
-// Bytes of the counters that order additions to dQ.
+// Bytes of the counters behind dQ that order additions to it.
 template <class Row>
-inline std::int64_t counter_bytes(const catalog_args& args) {
+inline std::int64_t order_bytes(const catalog_args& args) {
     if (!Row::deterministic) return 0;
     constexpr std::int64_t bytes = BackwardTile<Row>::slices * sizeof(std::int32_t);
     return args.nhead_q * counters_of_head(args, Row::tile_m0) * bytes;
 }
+
+// And of the one behind them, of items.
+template <class Row>
+inline constexpr std::int64_t item_counter_bytes = BackwardTile<Row>::persistent ? sizeof(std::int32_t) : 0;
 
 template <class Row>
 inline std::int32_t backward_workspace(const catalog_args* args, Uses uses, catalog_workspace* size) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (!size) return CATALOG_BAD_ARGUMENT;
     if (const catalog_status status = dense_workspace(*args, uses, 1, *size); status != CATALOG_OK) return status;
-    size->dq_acc += counter_bytes<Row>(*args);
+    size->dq_acc += order_bytes<Row>(*args) + item_counter_bytes<Row>;
     return CATALOG_OK;
 }
 
@@ -75,12 +79,11 @@ inline bool has_backward_tensors(const catalog_args& args) {
            (!Row::block_mask || args.block_mask.data);
 }
 
-// Checks a call and clears dQ. CATALOG_OK with no blocks: there is nothing else to do.
+// Checks a call and clears dQ. CATALOG_OK with no items: there is nothing else to do.
 template <class Row>
-inline catalog_status begin_backward(const catalog_args* args, cudaStream_t stream, std::int64_t& blocks,
-                                     Sections& sections) {
+inline catalog_status begin_backward(const catalog_args* args, cudaStream_t stream, Sections& sections) {
     using Tile = BackwardTile<Row>;
-    blocks = 0;
+    sections = Sections{};
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
     if (!valid_backward_sizes(*args) || !valid_hdims<Row>(*args) || !starts || !valid_mask<Row::mask>(*args) ||
@@ -88,34 +91,43 @@ inline catalog_status begin_backward(const catalog_args* args, cudaStream_t stre
         return CATALOG_BAD_ARGUMENT;
     if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
     if (!has_backward_tensors<Row>(*args) || args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
+    const std::int64_t dq_bytes = args->seqlen_q > 0 ? dense_dq_bytes<Row>(*args) : 0;
+    if (dq_bytes < 0) return CATALOG_BAD_ARGUMENT;
+    const std::int64_t counter_at = dq_bytes + order_bytes<Row>(*args);
     if (args->seqlen_q > 0) {
-        const std::int64_t bytes = dense_dq_bytes<Row>(*args);
-        if (bytes < 0) return CATALOG_BAD_ARGUMENT;
-        const std::int64_t all = bytes + counter_bytes<Row>(*args);
-        if (const catalog_status status = launch_clear_dq<Row>(args->dq_acc.data, all, stream); status != CATALOG_OK)
-            return status;
+        const catalog_status status =
+            launch_clear_dq<Row>(args->dq_acc.data, counter_at + item_counter_bytes<Row>, stream);
+        if (status != CATALOG_OK) return status;
     }
     if (args->seqlen_k == 0) return CATALOG_OK;
-    constexpr std::int64_t most = 0x7fffffff;
-    if (args->batch * args->nhead_k > most) return CATALOG_BAD_ARGUMENT;
-    sections = sections_of<Row>(*args);
-    const std::int64_t wanted = divide_up(args->seqlen_k, Tile::n) * sections.section * Tile::slices;
-    if (wanted > most) return CATALOG_BAD_ARGUMENT;
-    blocks = wanted;
+    if (args->batch * args->nhead_k > most_items) return CATALOG_BAD_ARGUMENT;
+    Sections found = sections_of<Row>(*args);
+    if (found.items < 0) return CATALOG_BAD_ARGUMENT;
+    if (Tile::persistent && args->seqlen_q > 0)
+        found.next = reinterpret_cast<std::int32_t*>(static_cast<char*>(args->dq_acc.data) + counter_at);
+    sections = found;
     return CATALOG_OK;
 }
 
 // begin_backward() was called. More parameters of a kernel stand between the arguments and the sections.
 template <class Row, class Kernel, class... Parameters>
-inline catalog_status launch_blocks(const catalog_args& args, cudaStream_t stream, std::int64_t blocks,
-                                    const Sections& sections, Kernel kernel, const Parameters&... more) {
+inline catalog_status launch_blocks(const catalog_args& args, cudaStream_t stream, const Sections& sections,
+                                    Kernel kernel, const Parameters&... more) {
     using Tile = BackwardTile<Row>;
+    Sections started = sections;
+    started.blocks = sections.items * Tile::slices;
+    if (sections.next) {
+        int device, processors;
+        if (cudaGetDevice(&device) != cudaSuccess ||
+            cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+            return launched();
+        started.blocks = std::min(started.blocks, processors);
+    }
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::shared_bytes) != cudaSuccess)
         return launched();
-    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(sections.heads, sections.section)));
-    return KernelLaunch(grid, Tile::threads, Tile::shared_bytes, stream, Start::early)
+    return KernelLaunch(static_cast<unsigned>(started.blocks), Tile::threads, Tile::shared_bytes, stream, Start::early)
         .in_clusters(Tile::slices)
-        .run(kernel, args, more..., sections);
+        .run(kernel, args, more..., started);
 }
 
 }  // namespace catalog::cuda

@@ -283,7 +283,7 @@ class BackwardScores {
 
     const catalog_args& args;
     const std::uint32_t base;
-    const WorkInMemory work;
+    WorkInMemory work;
     const int warpgroup, warp, lane;
 
    private:

@@ -35,12 +35,6 @@ struct BackwardTile {
     static constexpr int stages = Row::num_stages, grad_o_stages = divides_hdim ? 1 : stages;
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
 
-    // Who looks for tiles in a bitmap needs more registers, and who multiplies can spare them.
-    static constexpr int consumer_registers = Row::block_mask ? 232 : 240;
-    static constexpr int loader_registers = Row::block_mask ? 40 : 24;
-    static_assert(consumers * consumer_registers + 128 * loader_registers <= threads * (65536 / threads / 8 * 8),
-                  "what warpgroups claim must have been released, or they wait forever");
-
     // The warpgroups divide the queries of dQ, or else its head dim, for which narrow heads transpose it. A tile is staged
     // in `dq_rounds` rounds.
     static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
@@ -51,6 +45,24 @@ struct BackwardTile {
 
     // dV takes the weights as soon as they are there, where registers allow to hold them once more.
     static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
+
+    // Whether a block takes one work after the other, so that it loads the next one's first tiles, and stores the last
+    // one's gradients, beside products. Wider heads are 3 to 6 % slower for it; a bias or dropout needs the registers; and
+    // sequences of different lengths are left to the hardware, which starts a block wherever one ended.
+    static constexpr bool plain = Row::bias != Bias::bias && !Row::dropout;
+    static constexpr bool persistent =
+        Row::mode == Mode::batch && !Row::block_mask && plain && hdim_q == 64 && hdim_v == 64;
+    static constexpr int work_slots = persistent ? 4 : 1;
+
+    // Whether blocks of different keys start at different tiles, so that they do not all add to the same dQ.
+    static constexpr bool rotates = persistent && !Row::deterministic;
+
+    // Who looks for tiles in a bitmap needs more registers, unless the rest is plain. With 232, ptxas lets products of head
+    // dim 128 wait for each other.
+    static constexpr bool searches = Row::block_mask && (Row::deterministic || Row::logits || !plain);
+    static constexpr int consumer_registers = searches ? 232 : 240, loader_registers = searches ? 40 : 24;
+    static_assert(consumers * consumer_registers + 128 * loader_registers <= threads * (65536 / threads / 8 * 8),
+                  "what warpgroups claim must have been released, or they wait forever");
 
     // Where the next tile's scores are started early its Q must be there, and registers for them. Otherwise each visit
     // multiplies dQ of the tile before, so that no warpgroup waits for the other's dS.
@@ -79,12 +91,14 @@ struct BackwardTile {
     static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + ds_buffers * ds_bytes;
 
     // In turns dQ of narrow heads is staged twice where there is room: a turn may be long in coming.
-    static constexpr int most_shared_bytes = 232448, ring_barriers_bytes = (14 + 4 * stages) * 8;
+    static constexpr int most_shared_bytes = 232448, ring_barriers_bytes = (24 + 4 * stages) * 8;
     static constexpr int barriers_bytes = ring_barriers_bytes + (slices > 1 ? warpgroups * 16 : 0);
-    static constexpr int work_bytes = Row::block_mask ? 80 : 72;  // of WorkInMemory
+    static constexpr int work_bytes = Row::block_mask || persistent ? 80 : 72;  // of WorkInMemory
+    static constexpr int loader_bytes = persistent ? 24 : 0;  // what loaders keep there: counts, and rows of Q and dO
     static constexpr int visits_bytes = Row::block_mask ? stages * visit_bytes : 0;
     static constexpr int rest_bytes =
-        warpgroups * exchange_bytes + 2 * stages * row_bytes + barriers_bytes + work_bytes + visits_bytes;
+        warpgroups * exchange_bytes + 2 * stages * row_bytes + barriers_bytes + work_slots * work_bytes +
+        loader_bytes + visits_bytes;
     static constexpr bool fits_twice = dq_at + 2 * dq_bytes + rest_bytes <= most_shared_bytes;
     static constexpr int dq_stages = Row::deterministic && !divides_hdim && fits_twice ? 2 : 1;
 
@@ -92,7 +106,8 @@ struct BackwardTile {
     static constexpr int lse_at = exchange_at + warpgroups * exchange_bytes, delta_at = lse_at + stages * row_bytes;
     static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + barriers_bytes;
     static constexpr int exchange_barriers_at = barriers_at + ring_barriers_bytes;
-    static constexpr int visits_at = work_at + work_bytes, shared_bytes = visits_at + visits_bytes;
+    static constexpr int query_rows_at = work_at + work_slots * work_bytes, counts_at = query_rows_at + 16;
+    static constexpr int visits_at = query_rows_at + loader_bytes, shared_bytes = visits_at + visits_bytes;
     static_assert(shared_bytes <= most_shared_bytes, "a block has 227 KiB of shared memory");
 
     // The Visit whose tile is in a stage.
@@ -116,21 +131,30 @@ struct BackwardBarriers {
     }
     __device__ __forceinline__ std::uint32_t full_ds(int buffer) const { return first + 80 + buffer * 16; }
     __device__ __forceinline__ std::uint32_t empty_ds(int buffer) const { return full_ds(buffer) + 8; }
-    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 112 + stage * 32; }
+    __device__ __forceinline__ std::uint32_t empty_keys() const { return first + 112; }  // K and V
+    __device__ __forceinline__ std::uint32_t full_work(int slot) const { return first + 128 + slot * 16; }
+    __device__ __forceinline__ std::uint32_t empty_work(int slot) const { return full_work(slot) + 8; }
+    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 192 + stage * 32; }
     __device__ __forceinline__ std::uint32_t full_grad_o(int stage) const { return full_q(stage) + 8; }
     __device__ __forceinline__ std::uint32_t empty_q(int stage) const { return full_q(stage) + 16; }
     __device__ __forceinline__ std::uint32_t empty_grad_o(int stage) const { return full_q(stage) + 24; }
 
     __device__ __forceinline__ void init() const {
+        constexpr int consumer_warps = 4 * BackwardTile<Row>::warpgroups;
         barrier_init(k(), 1);
         barrier_init(v(), 1);
+        barrier_init(empty_keys(), consumer_warps);
+        for (int slot = 0; slot < BackwardTile<Row>::work_slots; ++slot) {
+            barrier_init(full_work(slot), 1);
+            barrier_init(empty_work(slot), consumer_warps + 4);  // and those who load tiles, LSE, delta, or add dQ
+        }
         for (int buffer = 0; buffer < 2; ++buffer) {
             for (int warpgroup = 0; warpgroup < BackwardTile<Row>::warpgroups; ++warpgroup) {
                 barrier_init(full_dq(warpgroup, buffer), 4);  // its warps
                 barrier_init(empty_dq(warpgroup, buffer), 1);
             }
-            barrier_init(full_ds(buffer), 4 * BackwardTile<Row>::warpgroups);
-            barrier_init(empty_ds(buffer), 4 * BackwardTile<Row>::warpgroups);
+            barrier_init(full_ds(buffer), consumer_warps);
+            barrier_init(empty_ds(buffer), consumer_warps);
         }
         for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
             barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
@@ -143,7 +167,7 @@ struct BackwardBarriers {
     }
 };
 
-// Stages of the ring, in turn; `phase` is the parity of the barriers of this round.
+// Stages of a ring, in turn; `phase` is the parity of the barriers of this round.
 template <int stages>
 struct RingPlace {
     int stage = 0;
@@ -152,6 +176,18 @@ struct RingPlace {
     __device__ __forceinline__ RingPlace next() const {
         return stage + 1 < stages ? RingPlace{stage + 1, phase} : RingPlace{0, phase ^ 1u};
     }
+};
+
+// The same in one register, of which those who load have few.
+template <int stages>
+struct RingCount {
+    static_assert(stages == 1 || stages == 2 || stages == 4, "stages and phases are bits of the count");
+
+    unsigned count = 0;
+
+    __device__ __forceinline__ int stage() const { return static_cast<int>(count % stages); }
+    __device__ __forceinline__ std::uint32_t phase() const { return count / stages % 2; }
+    __device__ __forceinline__ RingCount next() const { return {count + 1}; }
 };
 
 __device__ __forceinline__ float2 load_pair(std::uint32_t address) {

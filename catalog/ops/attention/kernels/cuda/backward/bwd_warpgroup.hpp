@@ -64,20 +64,20 @@ class BackwardWarpgroup : protected BackwardScores<Row> {
             weights[i / 4][i % 4] = pack<T>(kept_weight(p[2 * i]), kept_weight(p[2 * i + 1]));
     }
 
-    // 64 rows of dK or dV, through the memory of K or V, which nobody reads any more. `hdim`: of the block's slice.
-    template <int hdim, int count>
-    __device__ __forceinline__ void store_rows(const float (&sums)[count], float scale, std::uint32_t memory,
+    // 64 rows of dK or dV, through memory that nobody reads any more: panel_at(0) says where their first panel goes.
+    // `hdim`: of the block's slice; `first_row` counts from the block's first key.
+    template <int hdim, int count, class PanelAt>
+    __device__ __forceinline__ void store_rows(const float (&sums)[count], float scale, const PanelAt& panel_at,
                                                int first_row, int first_panel, const CUtensorMap* map,
                                                const catalog_tensor& tensor) const {
-        const std::uint32_t target = base + memory + first_panel * Tile::key_panel;
-        const std::uint32_t row = first_row + warp * 16 + lane % 16, column = lane / 16 * 16;
+        const std::uint32_t row = warp * 16 + lane % 16, column = lane / 16 * 16;
 #pragma unroll
         for (int i = 0; i < count; i += 8) {
             std::uint32_t packed[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) packed[j] = pack<T>(sums[i + 2 * j] * scale, sums[i + 2 * j + 1] * scale);
-            store_matrices(target + i / 32 * Tile::key_panel + swizzled(row, column + i / 8 % 4 * 32), packed[0],
-                           packed[1], packed[2], packed[3]);
+            store_matrices(panel_at(i / 32) + swizzled(row, column + i / 8 % 4 * 32), packed[0], packed[1], packed[2],
+                           packed[3]);
         }
         fence_proxy_async();
         named_barrier_sync(own_warpgroup + warpgroup, 128);
@@ -85,8 +85,7 @@ class BackwardWarpgroup : protected BackwardScores<Row> {
         const RaggedRows rows = ragged<T>(tensor, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
 #pragma unroll
         for (int panel = 0; panel < count / 32; ++panel)
-            tma_store(map, target + panel * Tile::key_panel + first_row * panel_row_bytes,
-                      slice_of<Row>() * hdim + (first_panel + panel) * panel_columns,
+            tma_store(map, panel_at(panel), slice_of<Row>() * hdim + (first_panel + panel) * panel_columns,
                       rows.first_row + first_key() + first_row, rows.low, rows.high, RaggedRows::wrap);
         bulk_commit();
     }

@@ -14,10 +14,16 @@ struct BackwardMaps {
     CUtensorMap q, k, v, grad_o, dk, dv, dq_acc;
 };
 
-// Heads of keys, of all sequences, that blocks work on side by side; the grid is (section * tiles of keys, sections).
+// Heads of keys, of all sequences, and how many of them blocks work on side by side. An item is a tile of keys of a head;
+// a block starts with the one that has its number.
 struct Sections {
-    int heads, section;
+    int heads, section, tiles;
+    int items;  // with those of heads that the last section lacks
+    int blocks = 0;
+    std::int32_t* next = nullptr;  // counts the items that were taken after these; null where there are none
 };
+
+inline constexpr std::int64_t most_items = 0x7fffffff;
 
 // Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on.
 inline constexpr std::int64_t section_bytes = 32 << 20;
@@ -29,8 +35,11 @@ inline Sections sections_of(const catalog_args& args) {
     const std::int64_t row_bytes = args.hdim_q * (element_bytes + 4) + args.hdim_v * element_bytes;
     const std::int64_t head_bytes = args.nhead_q / args.nhead_k * args.seqlen_q * row_bytes;
     const std::int64_t fitting = section_bytes / std::max<std::int64_t>(1, head_bytes);
-    const std::int64_t least = divide_up(heads, largest_grid);
-    return {static_cast<int>(heads), static_cast<int>(std::clamp(fitting, least, heads))};
+    const std::int64_t section = std::clamp<std::int64_t>(fitting, 1, heads);
+    const std::int64_t tiles = divide_up(args.seqlen_k, BackwardTile<Row>::n);
+    const std::int64_t items = divide_up(heads, section) * section * tiles;
+    return {static_cast<int>(heads), static_cast<int>(section), static_cast<int>(tiles),
+            items * BackwardTile<Row>::slices > most_items ? -1 : static_cast<int>(items)};
 }
 
 // Counters behind dQ, of each tile of queries of each head: how many blocks have added to it. Every sequence has places
@@ -43,98 +52,50 @@ __device__ __forceinline__ void store_wide_number(std::uint32_t at, std::int64_t
     asm volatile("st.shared.s64 [%0], %1;" ::"r"(at), "l"(number) : "memory");
 }
 
+__device__ __forceinline__ std::int64_t load_wide_number(std::uint32_t at) {
+    std::int64_t number;
+    asm volatile("ld.shared.s64 %0, [%1];" : "=l"(number) : "r"(at) : "memory");
+    return number;
+}
+
 // Tiles of an entry of the block mask.
 template <class Row>
 __device__ __forceinline__ int tiles_of_entry(const catalog_args& args) {
     return static_cast<int>(args.block_mask_q) / Row::tile_m0;
 }
 
-// What a block works on: keys from first_key on, against the tiles [begin, end) of queries of every head of the group.
+// The head of keys of an item, and its first key.
 template <class Row>
-struct BackwardWork {
-    using Tile = BackwardTile<Row>;
+struct Item {
+    int head, first_key;
 
-    Sequence sequence;
-    int index, first_key, head_k, heads;  // index: of the sequence
-    int begin, end;
-    int diagonal, left, right;  // key - query - diagonal lies in [-left, right]
-
-    // For blocks of the last section that have no head the sequence has no keys.
-    __device__ __forceinline__ BackwardWork(const catalog_args& args, const Sections& sections)
-        : heads(heads_per_key_head(args)) {
-        const int place = blockIdx.x / Tile::slices, places = gridDim.x / Tile::slices;
-        const int head = blockIdx.y * sections.section + place % sections.section;
-        index = head / static_cast<int>(args.nhead_k);
-        head_k = head % static_cast<int>(args.nhead_k);
-        const int block = place / sections.section;
-        first_key = (Row::deterministic ? places / sections.section - 1 - block : block) * Tile::n;
-        sequence.seqlen_k = 0;
-        if (head >= sections.heads) return;
-        find_queries<Row>(args, index, sequence);
-        find_keys<Row>(args, index, sequence);
-        const int longest = sequence.seqlen_q + sequence.seqlen_k;
-        const bool last = Row::mask == Mask::none || args.mask_corner == CATALOG_BOTTOM_RIGHT;
-        diagonal = last ? sequence.seqlen_k - sequence.seqlen_q : 0;
-        left = bound(Row::mask == Mask::generic ? args.window_left : -1, longest);
-        right = bound(Row::mask == Mask::none ? -1 : Row::mask == Mask::causal ? 0 : args.window_right, longest);
-        const int last_key = min(first_key + Tile::n, sequence.seqlen_k) - 1;
-        begin = max(0, first_key - right - diagonal) / Tile::m;
-        end = (max(0, min(sequence.seqlen_q, last_key + left - diagonal + 1)) + Tile::m - 1) / Tile::m;
-        begin = min(begin, end);
+    __device__ __forceinline__ Item(const Sections& sections, int item) {
+        const int row = item / sections.section, section = row / sections.tiles;
+        const int block = row - section * sections.tiles;
+        head = section * sections.section + item - row * sections.section;
+        first_key = (Row::deterministic ? sections.tiles - 1 - block : block) * BackwardTile<Row>::n;
     }
 
-    // For all who come after: they have no registers to spare.
-    __device__ __forceinline__ void store(const catalog_args& args, std::uint32_t to) const {
-        const int numbers[14] = {sequence.seqlen_q,
-                                sequence.seqlen_k,
-                                diagonal,
-                                left,
-                                right,
-                                begin,
-                                end,
-                                static_cast<int>(sequence.first_k),
-                                static_cast<int>(sequence.first_q),
-                                static_cast<int>(sequence.batch),
-                                index,
-                                head_k,
-                                heads,
-                                first_key};
-#pragma unroll
-        for (int i = 0; i < 14; ++i)
-            asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 4 * i), "r"(numbers[i]) : "memory");
-        const std::int64_t dq = offset_of(args.dq_acc, sequence.batch, head_k * heads, sequence.first_q);
-        store_wide_number(to + 56, dq);
-        if constexpr (Row::deterministic) {
-            const std::int64_t first = Row::mode == Mode::group ? sequence.first_q : index * args.seqlen_q;
-            const std::int64_t counters_of_slice = args.nhead_q * counters_of_head(args, Tile::m);
-            const std::int64_t counter = slice_of<Row>() * counters_of_slice +
-                                         head_k * heads * counters_of_head(args, Tile::m) + first / Tile::m + index;
-            const std::int32_t* const counters =
-                static_cast<std::int32_t*>(args.dq_acc.data) + args.nhead_q * args.tokens_q * args.hdim_q + counter;
-            store_wide_number(to + 64, reinterpret_cast<std::int64_t>(counters));
-        }
-        if constexpr (Row::block_mask) {
-            const int keys = static_cast<int>(args.block_mask_kv);
-            const int entries[2] = {first_key / keys, min(first_key + max(Tile::n - 64, 0), sequence.seqlen_k - 1) / keys};
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 72 + 4 * i), "r"(entries[i]) : "memory");
-        }
-    }
-
-   private:
-    static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
-        return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
+    // Not where the last section lacks the head, or the sequence is shorter.
+    __device__ __forceinline__ bool exists(const catalog_args& args, const Sections& sections) const {
+        if (head >= sections.heads) return false;
+        Sequence sequence;
+        find_keys<Row>(args, head / static_cast<int>(args.nhead_k), sequence);
+        return first_key < sequence.seqlen_k;
     }
 };
 
-// BackwardWork in shared memory.
+// What a block works on, in shared memory: keys from first_key() on, against the tiles [begin(), end()) of queries of
+// every head of the group. Who reads it has no registers to keep it.
 struct WorkInMemory {
     std::uint32_t at;
 
+    // The last item of a block is followed by one that does not exist.
+    __device__ __forceinline__ bool exists() const { return first_key() < seqlen_k(); }
+
     __device__ __forceinline__ int seqlen_q() const { return number(0); }
     __device__ __forceinline__ int seqlen_k() const { return number(1); }
-    __device__ __forceinline__ int diagonal() const { return number(2); }
+    __device__ __forceinline__ int diagonal() const { return number(2); }  // key - query - diagonal lies in [-left, right]
     __device__ __forceinline__ int left() const { return number(3); }
     __device__ __forceinline__ int right() const { return number(4); }
     __device__ __forceinline__ int begin() const { return number(5); }
@@ -142,7 +103,7 @@ struct WorkInMemory {
     __device__ __forceinline__ int first_k() const { return number(7); }
     __device__ __forceinline__ int first_q() const { return number(8); }
     __device__ __forceinline__ int batch() const { return number(9); }
-    __device__ __forceinline__ int index() const { return number(10); }
+    __device__ __forceinline__ int index() const { return number(10); }  // of the sequence
     __device__ __forceinline__ int head_k() const { return number(11); }
     __device__ __forceinline__ int heads() const { return number(12); }  // of queries
     __device__ __forceinline__ int first_key() const { return number(13); }
@@ -151,6 +112,18 @@ struct WorkInMemory {
     __device__ __forceinline__ int first_entry() const { return number(18); }
     __device__ __forceinline__ int last_entry() const { return number(19); }
 
+    // The tile that is visited in a turn, which counts from begin() to end().
+    template <class Row>
+    __device__ __forceinline__ int tile(int turn) const {
+        if constexpr (!BackwardTile<Row>::rotates) return turn;
+        const int tile = turn + number(19);
+        return tile < end() ? tile : tile - end() + begin();
+    }
+
+    // How many works of the block come before it, where there may be any.
+    __device__ __forceinline__ unsigned count() const { return number(18); }
+    __device__ __forceinline__ void store_count(unsigned count) const { store(18, static_cast<int>(count)); }
+
     // Where dQ's first row of a head is, in elements, and the counters of its tiles. The group's heads come in turn.
     __device__ __forceinline__ std::int64_t dq_offset() const { return wide_number(56); }
     __device__ __forceinline__ std::int32_t* counters() const {
@@ -158,23 +131,192 @@ struct WorkInMemory {
     }
 
     // By the one thread that asks for them.
-    __device__ __forceinline__ void next_head(std::int64_t dq_elements, std::int64_t counters_of_head) const {
-        store_wide_number(at + 56, dq_offset() + dq_elements);
-        store_wide_number(at + 64, wide_number(64) + counters_of_head * 4);
+    template <class Row>
+    __device__ __forceinline__ void next_head(const catalog_args& args) const {
+        store_wide_number(at + 56, dq_offset() + args.dq_acc.stride_nhead);
+        if constexpr (Row::deterministic)
+            store_wide_number(at + 64, wide_number(64) + 4 * counters_of_head(args, BackwardTile<Row>::m));
+    }
+
+    // By one thread, which has few registers: all numbers of an item are stored as soon as they are known.
+    template <class Row>
+    __device__ __forceinline__ void find(const catalog_args& args, const Sections& sections, int item) const {
+        constexpr int m = BackwardTile<Row>::m, n = BackwardTile<Row>::n;
+        {
+            const Item<Row> of(sections, item);
+            store(13, of.first_key);
+            store(1, 0);
+            if (of.head >= sections.heads) return;
+            store(10, of.head / static_cast<int>(args.nhead_k));
+            store(11, of.head % static_cast<int>(args.nhead_k));
+            store(12, heads_per_key_head(args));
+        }
+        Sequence sequence;
+        find_queries<Row>(args, index(), sequence);
+        store(0, sequence.seqlen_q);
+        store(8, static_cast<int>(sequence.first_q));
+        store(9, static_cast<int>(sequence.batch));
+        find_keys<Row>(args, index(), sequence);
+        store(1, sequence.seqlen_k);
+        store(7, static_cast<int>(sequence.first_k));
+        if (!exists()) return;
+        find_tiles<Row>(args, sequence.seqlen_q, sequence.seqlen_k);
+        store_wide_number(at + 56, offset_of(args.dq_acc, batch(), head_k() * heads(), first_q()));
+        if constexpr (Row::deterministic) {
+            const std::int64_t first = Row::mode == Mode::group ? first_q() : index() * args.seqlen_q;
+            const std::int64_t counters_of_slice = args.nhead_q * counters_of_head(args, m);
+            const std::int64_t counter = slice_of<Row>() * counters_of_slice +
+                                         head_k() * heads() * counters_of_head(args, m) + first / m + index();
+            const std::int32_t* const counters =
+                static_cast<std::int32_t*>(args.dq_acc.data) + args.nhead_q * args.tokens_q * args.hdim_q + counter;
+            store_wide_number(at + 64, reinterpret_cast<std::int64_t>(counters));
+        }
+        if constexpr (Row::block_mask) {
+            const int keys = static_cast<int>(args.block_mask_kv);
+            store(18, first_key() / keys);
+            store(19, min(first_key() + max(n - 64, 0), seqlen_k() - 1) / keys);
+        }
+    }
+
+    __device__ __forceinline__ void store_end() const {
+        store(1, 0);
+        store(13, 0);
     }
 
    private:
+    template <class Row>
+    __device__ __forceinline__ void find_tiles(const catalog_args& args, int queries, int keys) const {
+        using Tile = BackwardTile<Row>;
+        const int longest = queries + keys, first = first_key();
+        const bool last = Row::mask == Mask::none || args.mask_corner == CATALOG_BOTTOM_RIGHT;
+        const int diagonal = last ? keys - queries : 0;
+        const int left = bound(Row::mask == Mask::generic ? args.window_left : -1, longest);
+        const int right = bound(Row::mask == Mask::none ? -1 : Row::mask == Mask::causal ? 0 : args.window_right, longest);
+        store(2, diagonal);
+        store(3, left);
+        store(4, right);
+        const int last_key = min(first + Tile::n, keys) - 1;
+        const int end = (max(0, min(queries, last_key + left - diagonal + 1)) + Tile::m - 1) / Tile::m;
+        const int begin = min(max(0, first - right - diagonal) / Tile::m, end);
+        store(5, begin);
+        store(6, end);
+        if constexpr (Tile::rotates) store(19, end > begin ? first / Tile::m % (end - begin) : 0);
+    }
+
+    static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
+        return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
+    }
+
+    __device__ __forceinline__ void store(int index, int number) const {
+        asm volatile("st.shared.s32 [%0], %1;" ::"r"(at + 4 * index), "r"(number) : "memory");
+    }
+
     __device__ __forceinline__ int number(int index) const {
         int number;
         asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(at + 4 * index) : "memory");
         return number;
     }
 
-    __device__ __forceinline__ std::int64_t wide_number(int offset) const {
-        std::int64_t number;
-        asm volatile("ld.shared.s64 %0, [%1];" : "=l"(number) : "r"(at + offset) : "memory");
-        return number;
+    __device__ __forceinline__ std::int64_t wide_number(int offset) const { return load_wide_number(at + offset); }
+};
+
+// Of a block with one work.
+struct NoCount {
+    static constexpr unsigned load() { return 0; }
+};
+
+// How many works a thread is done with.
+struct CountInMemory {
+    std::uint32_t at;
+
+    __device__ __forceinline__ unsigned load() const {
+        unsigned count;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(count) : "r"(at) : "memory");
+        return count;
+    }
+    __device__ __forceinline__ void store(unsigned count) const {
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(count) : "memory");
     }
 };
+
+// The work of a block that comes after `count` others. It lies in one of the slots, which have barriers: enough that
+// who adds dQ in turns may be late.
+template <class Row>
+struct WorkPlace : RingCount<BackwardTile<Row>::work_slots> {
+    using Tile = BackwardTile<Row>;
+
+    std::uint32_t base;
+
+    __device__ __forceinline__ explicit WorkPlace(std::uint32_t base, unsigned count = 0)
+        : RingCount<Tile::work_slots>{count}, base(base) {}
+
+    __device__ __forceinline__ WorkInMemory work() const {
+        return {base + Tile::work_at + this->stage() * Tile::work_bytes};
+    }
+    __device__ __forceinline__ std::uint32_t full() const { return barriers().full_work(this->stage()); }
+    __device__ __forceinline__ std::uint32_t empty() const { return barriers().empty_work(this->stage()); }
+
+    // Whether there is one.
+    __device__ __forceinline__ bool wait() const {
+        barrier_wait(full(), this->phase());
+        return work().exists();
+    }
+
+    // By one thread: fills an empty slot with the next item.
+    __device__ __forceinline__ void find_next(const catalog_args& args, const Sections& sections) const {
+        barrier_wait(empty(), this->phase() ^ 1);
+        find(args, sections, take_item(sections));
+    }
+
+    // Fills the slot with an item, or one after it that exists; past the last one none does.
+    __device__ __forceinline__ void find(const catalog_args& args, const Sections& sections, int item) const {
+        for (; item < sections.items; item = take_item(sections)) {
+            work().template find<Row>(args, sections, item);
+            if (work().exists()) break;
+        }
+        if (item >= sections.items) work().store_end();
+        if constexpr (Tile::persistent) {
+            work().store_count(this->count);
+            barrier_arrive(full());
+        }
+    }
+
+   private:
+    __device__ __forceinline__ BackwardBarriers<Row> barriers() const { return {base + Tile::barriers_at}; }
+
+    static __device__ __forceinline__ int take_item(const Sections& sections) {
+        if constexpr (!Tile::persistent) return sections.items;
+        return sections.next ? sections.blocks + atomicAdd(sections.next, 1) : sections.items;
+    }
+};
+
+// The works of a block one after the other, by a warp: use(WorkPlace).
+template <class Row, class Use>
+__device__ __forceinline__ void for_each_work(std::uint32_t base, const Use& use) {
+    if constexpr (!BackwardTile<Row>::persistent) {
+        use(WorkPlace<Row>(base));
+    } else {
+        for (WorkPlace<Row> place(base); place.wait(); ++place.count) {
+            use(place);
+            warp_arrive(place.empty());
+        }
+    }
+}
+
+// By one thread of those that load, number `loader`, or a warp under a block mask. They count in shared memory: they have
+// few registers.
+template <class Row, int loader, class Use>
+__device__ __forceinline__ void load_each_work(std::uint32_t base, const Use& use) {
+    using Tile = BackwardTile<Row>;
+    if constexpr (!Tile::persistent) {
+        use(NoCount());
+    } else {
+        const CountInMemory count{base + Tile::counts_at + 4 * loader};
+        for (count.store(0); WorkPlace<Row>(base, count.load()).wait(); count.store(count.load() + 1)) {
+            use(count);
+            barrier_arrive(WorkPlace<Row>(base, count.load()).empty());
+        }
+    }
+}
 
 }  // namespace catalog::cuda

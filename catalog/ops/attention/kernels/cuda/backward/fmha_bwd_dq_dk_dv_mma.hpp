@@ -14,9 +14,8 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     extern __shared__ __align__(1024) std::uint8_t memory[];
     const std::uint32_t base = shared_address(memory);
     follow_last_kernel();
-    const BackwardWork<Row> work(args, sections);
-    if (work.first_key >= work.sequence.seqlen_k) return;
-    if (threadIdx.x == 0) work.store(args, base + Tile::work_at);
+    if (!Item<Row>(sections, blockIdx.x).exists(args, sections)) return;
+    if (threadIdx.x == 0) WorkInMemory{base + Tile::work_at}.find<Row>(args, sections, blockIdx.x);
     __syncthreads();
     MmaBackward<Row>(args, base).run();
 }
@@ -28,11 +27,10 @@ inline std::int32_t workspace_size_fmha_bwd_dq_dk_dv_mma(const catalog_args* arg
 
 template <class Row>
 inline std::int32_t launch_fmha_bwd_dq_dk_dv_mma(const catalog_args* args, cudaStream_t stream) noexcept {
-    std::int64_t blocks;
     Sections sections;
-    const catalog_status status = begin_backward<Row>(args, stream, blocks, sections);
-    if (status != CATALOG_OK || blocks == 0) return status;
-    return launch_blocks<Row>(*args, stream, blocks, sections, dq_dk_dv_mma<Row>);
+    const catalog_status status = begin_backward<Row>(args, stream, sections);
+    if (status != CATALOG_OK || sections.items == 0) return status;
+    return launch_blocks<Row>(*args, stream, sections, dq_dk_dv_mma<Row>);
 }
 
 template <class Row>

@@ -7,7 +7,10 @@ from catalog.ops.conv.traits import NARROW, Layout, Pipeline
 from catalog.schema.kernel import Kernel
 
 _NUMBERS = ("tile_m", "tile_n", "tile_k", "warp_tile_m", "warp_tile_n")
-_IN_TILES = (Pipeline.HOST_AMX, Pipeline.HOST_LINES_AMX, Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX)
+_IN_TILES = (
+    *(Pipeline.HOST_AMX, Pipeline.HOST_GROUPS_AMX, Pipeline.HOST_LINES_AMX),
+    *(Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX),
+)
 _IN_PAIRS = (Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS_DOT)
 
 
@@ -22,6 +25,7 @@ def emit(kernel: Kernel) -> str:
         "scattered": algorithm.pipeline in (Pipeline.HOST_SCATTER, Pipeline.HOST_SCATTER_AMX),
         "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
         "shifted": algorithm.pipeline is Pipeline.HOST_SHIFT_AMX,
+        "in_groups": algorithm.pipeline is Pipeline.HOST_GROUPS_AMX,
         "in_lines": algorithm.pipeline is Pipeline.HOST_LINES_AMX,
         "in_tiles": algorithm.pipeline in _IN_TILES,
         **{name: getattr(algorithm, name) for name in _NUMBERS},

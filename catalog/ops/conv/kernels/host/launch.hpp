@@ -5,6 +5,7 @@
 #include "direct.hpp"
 #include "direct_weight.hpp"
 #include "geometry/call.hpp"
+#include "group_product.hpp"
 #include "host/choice.hpp"
 #include "in_place.hpp"
 #include "line_product.hpp"
@@ -19,6 +20,24 @@
 #include "winograd_weight.hpp"
 
 namespace catalog::host {
+
+// The kernel of a row for narrow groups in AMX tiles. CATALOG_UNSUPPORTED: it is for other groups, or some result is not finite.
+template <class Row, class Unit>
+inline catalog_status multiply_groups(const catalog_args& args, const Geometry& of, const Window& window, int threads) {
+    const auto multiply = [&](auto width) {
+        if constexpr (Row::direction != Direction::bwd_weight)
+            return GroupProduct<Row, Unit, width>(args, of, window, threads).run();
+        else
+            return CATALOG_UNSUPPORTED;
+    };
+    switch (args.c / args.g) {
+        case 4: return multiply(std::integral_constant<int, 4>{});
+        case 8: return multiply(std::integral_constant<int, 8>{});
+        case 16: return multiply(std::integral_constant<int, 16>{});
+        case 32: return multiply(std::integral_constant<int, 32>{});
+        default: return CATALOG_UNSUPPORTED;
+    }
+}
 
 template <class Row>
 inline std::int32_t launch(const catalog_args* args) noexcept {
@@ -67,6 +86,10 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 return ScatteredProduct<Row, Unit>(*args, of, threads).run();
             else
                 return compute([&](const Window& window) {
+                    if constexpr (Row::in_groups && !std::is_same_v<Unit, SplitHalf>) {
+                        const catalog_status status = multiply_groups<Row, Unit>(*args, of, window, threads);
+                        if (status != CATALOG_UNSUPPORTED) return status;
+                    }
                     if constexpr (Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
                         const catalog_status status = ShiftedGradients<Row, Unit>(*args, of, window, threads).run();
                         if (status != CATALOG_UNSUPPORTED) return status;

@@ -199,4 +199,41 @@ inline void multiply_two_columns(const std::byte* first, const std::byte* second
     }
 }
 
+// Of `blocks` 16 rows and as many columns each, C[t] += A B[t], of which at most three share A. Only rows and columns of the
+// same number are multiplied: rows of A are `lda` units apart, those of B and C two tiles.
+template <int count, int blocks, class Unit>
+inline void multiply_diagonal(const Unit* a, std::ptrdiff_t lda, const Unit* const (&b)[3], int depth, float* const (&c)[3]) {
+    static_assert(count >= 1 && count <= 3 && blocks >= 1 && blocks <= 2 && !std::is_same_v<Unit, SplitHalf>);
+    constexpr int ld = 2 * tile_units;
+    constexpr std::size_t stride = ld * sizeof(Unit);
+    const auto each = [](auto visit) {
+        visit(std::integral_constant<int, 0>{});
+        if constexpr (count > 1) visit(std::integral_constant<int, 1>{});
+        if constexpr (count > 2) visit(std::integral_constant<int, 2>{});
+    };
+    const auto diagonal = [](int block) { return block * (tile_rows * ld + tile_units); };
+    each([&](auto t) {
+        amx::load<t>(c[t], stride);
+        if constexpr (blocks > 1) amx::load<3 + t>(c[t] + diagonal(1), stride);
+    });
+    for (int k = 0; k < depth; k += tile_units) {
+        amx::load<6>(a + k, lda * sizeof(Unit));
+        each([&](auto t) {
+            amx::load<7>(b[t] + k * ld, stride);
+            multiply_add_tiles<Unit, t, 6, 7>();
+        });
+        if constexpr (blocks > 1) {
+            amx::load<6>(a + tile_rows * lda + k, lda * sizeof(Unit));
+            each([&](auto t) {
+                amx::load<7>(b[t] + k * ld + tile_units, stride);
+                multiply_add_tiles<Unit, 3 + t, 6, 7>();
+            });
+        }
+    }
+    each([&](auto t) {
+        amx::store<t>(c[t], stride);
+        if constexpr (blocks > 1) amx::store<3 + t>(c[t] + diagonal(1), stride);
+    });
+}
+
 }  // namespace catalog::host

@@ -17,6 +17,7 @@ _IN_PAIRS = (Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS_DOT)
 def emit(kernel: Kernel) -> str:
     """The C++ source of a host kernel; equal kernels have equal sources."""
     signature, algorithm = kernel.signature, kernel.algorithm
+    in_groups = algorithm.pipeline is Pipeline.HOST_GROUPS_AMX
     values = {
         "direction": f"catalog::host::Direction::{signature.direction}",
         "last": signature.layout is Layout.NHWGC,
@@ -24,8 +25,8 @@ def emit(kernel: Kernel) -> str:
         "in_pairs": algorithm.pipeline in _IN_PAIRS,
         "scattered": algorithm.pipeline in (Pipeline.HOST_SCATTER, Pipeline.HOST_SCATTER_AMX),
         "transformed": algorithm.pipeline is Pipeline.HOST_WINOGRAD,
-        "shifted": algorithm.pipeline is Pipeline.HOST_SHIFT_AMX,
-        "in_groups": algorithm.pipeline is Pipeline.HOST_GROUPS_AMX,
+        "shifted": algorithm.pipeline is Pipeline.HOST_SHIFT_AMX or (in_groups and signature.direction == "bwd_weight"),
+        "in_groups": in_groups,
         "in_lines": algorithm.pipeline is Pipeline.HOST_LINES_AMX,
         "in_tiles": algorithm.pipeline in _IN_TILES,
         **{name: getattr(algorithm, name) for name in _NUMBERS},

@@ -209,23 +209,31 @@ class GroupProduct {
     // A layer of a strip, whose first column is `w`. Rows outside of the image are nullptr.
     void copy_layer(const T* const (&rows)[groups], std::int64_t w, T* to) const {
         const std::int64_t first = std::clamp<std::int64_t>(-w, 0, span), end = std::clamp(of_w.extent - w, first, span);
-        for (std::int64_t i = 0; i < first; ++i) store_column({}, to + i * block);
-        for (std::int64_t i = first; i < end; ++i) {
-            Bits x[groups];
+        const std::int64_t apart = of_group();
+        const auto store_column = [&](const Bits(&x)[groups]) {
 #pragma GCC unroll 8
-            for (int slot = 0; slot < groups; ++slot) {
-                x[slot] = Bits{};
-                if (rows[slot]) std::memcpy(&x[slot], rows[slot] + (w + i) * read.all_channels, sizeof(Bits));
+            for (int group = 0; group < groups; ++group) std::memcpy(to + group * apart, &x[group], sizeof(Bits));
+            to += block;
+        };
+        const auto copy = [&, channels = read.all_channels](auto checks) {
+            std::int64_t at = (w + first) * channels;
+            for (std::int64_t i = first; i < end; ++i, at += channels) {
+                Bits x[groups];
+#pragma GCC unroll 8
+                for (int slot = 0; slot < groups; ++slot) {
+                    x[slot] = Bits{};
+                    if (!checks || rows[slot]) std::memcpy(&x[slot], rows[slot] + at, sizeof(Bits));
+                }
+                transpose_parts<Shape::units, groups>(x);
+                store_column(x);
             }
-            transpose_parts<Shape::units, groups>(x);
-            store_column(x, to + i * block);
-        }
-        for (std::int64_t i = end; i < span; ++i) store_column({}, to + i * block);
-    }
-
-    void store_column(const Bits (&x)[groups], T* to) const {
-#pragma GCC unroll 8
-        for (int group = 0; group < groups; ++group) std::memcpy(to + group * of_group(), &x[group], sizeof(Bits));
+        };
+        for (std::int64_t i = 0; i < first; ++i) store_column({});
+        if (std::all_of(rows, rows + groups, [](const T* row) { return row; }))
+            copy(std::false_type{});
+        else
+            copy(std::true_type{});
+        for (std::int64_t i = end; i < span; ++i) store_column({});
     }
 
     void multiply_chunk(const Chunk& chunk, std::int64_t number, const T* lines, const Unit* weights, Sums& sums) const {
@@ -274,35 +282,52 @@ class GroupProduct {
     // Sums of the next positions become results.
     void finish(const Chunk& chunk, std::int64_t number, int most, Sums& sums) const {
         const int skipped = static_cast<int>(number * block - first_channel(number));  // channels of the block before
-        const std::int64_t apart = of_w.step * made.all_channels, seen = chunk.columns.end - chunk.columns.first;
-        for (int i = std::min(most, sums.count); i > 0; --i, --sums.count, sums.from += block) {
-            if (sums.column < seen) store_position(sums, sums.column * apart, skipped);
-            if (++sums.column < distance) continue;
+        const std::int64_t seen = chunk.columns.end - chunk.columns.first;
+        std::int64_t left = std::min(most, sums.count);
+        sums.count -= static_cast<int>(left);
+        while (left > 0) {
+            const std::int64_t run = std::min(left, distance - sums.column);
+            const std::int64_t stored = std::clamp<std::int64_t>(seen - sums.column, 0, run);
+            if (skipped == 0)
+                store_results(stored, sums, [storing = storing](const T* from, T* to) { storing.copy(from, block, to); });
+            else
+                store_results(stored, sums, [skipped](const T* from, T* to) {
+                    std::memcpy(to + skipped, from + skipped, (block - skipped) * sizeof(T));
+                });
+            left -= run, sums.from += run * block, sums.column += run;
+            if (sums.column < distance) continue;
             sums.column = 0, ++sums.strip;
             if (sums.strip < chunk.strips.end - chunk.strips.first) find_rows(chunk, number, sums);
         }
     }
 
-    [[gnu::always_inline]] void store_position(Sums& sums, std::int64_t at, int skipped) const {
-        Bits x[high];
+    // Those of some positions of a strip.
+    template <class Store>
+    [[gnu::always_inline]] void store_results(std::int64_t count, Sums& sums, Store store) const {
+        const std::int64_t apart = of_w.step * made.all_channels;
+        const float* from = sums.from;
+        T* to[high];
+        for (int r = 0; r < high; ++r) to[r] = sums.to[r] ? sums.to[r] + sums.column * apart : nullptr;
+        Float odd = sums.odd;
+        for (std::int64_t i = 0; i < count; ++i, from += block) {
+            Bits x[high];
 #pragma GCC unroll 4
-        for (int pair = 0; pair < high; ++pair) {
-            const float* const from = sums.from + pair * at_once * block;
-            const Float low = load(from), upper = load(from + lanes);
-            sums.odd += low * 0.0f + upper * 0.0f;
-            x[pair] = pairs_of<Unit>(low, upper);
-        }
-        if constexpr (Shape::is_half) transpose_parts<Shape::units, high>(x);
+            for (int pair = 0; pair < high; ++pair) {
+                const Float low = load(from + pair * at_once * block), upper = load(from + pair * at_once * block + lanes);
+                odd += low * 0.0f + upper * 0.0f;
+                x[pair] = pairs_of<Unit>(low, upper);
+            }
+            if constexpr (Shape::is_half) transpose_parts<Shape::units, high>(x);
 #pragma GCC unroll 4
-        for (int r = 0; r < high; ++r) {
-            if (!sums.to[r]) continue;
-            T elements[block];
-            std::memcpy(elements, &x[r], sizeof elements);
-            if (skipped == 0)
-                storing.copy(elements, block, sums.to[r] + at);
-            else
-                std::memcpy(sums.to[r] + at + skipped, elements + skipped, (block - skipped) * sizeof(T));
+            for (int r = 0; r < high; ++r) {
+                if (!to[r]) continue;
+                T elements[block];
+                std::memcpy(elements, &x[r], sizeof elements);
+                store(elements, to[r]);
+                to[r] += apart;
+            }
         }
+        sums.odd = odd;
     }
 
     const catalog_args& args;

@@ -3,7 +3,10 @@
 // The depth of a tile is 32 factors, more than the channels of a narrow group. So each row of A has one column of the image
 // in several rows of it, and if groups have fewer than 16 channels, the columns of a tile of sums are several rows of the
 // result: each meets other rows of the image. Weights of a tile that belong to no tap are zeros, a quarter of them where a
-// filter of 3 x 3 has strides of 1. Channels of other groups are never multiplied.
+// filter of 3 x 3 has strides of 1.
+//
+// Groups of less than 8 channels are multiplied as if 8 channels were one, with zeros as weights: more rows in a tile would
+// take as many products, and more time to copy.
 #pragma once
 
 #include <utility>
@@ -12,8 +15,10 @@
 
 namespace catalog::host {
 
-template <int width>
+// Of groups of `channels`.
+template <int channels>
 struct GroupShape {
+    static constexpr int width = channels < 8 ? 8 : channels;
     static constexpr int block = 32;              // channels that are computed together: a line of the cache
     static constexpr int groups = block / width;  // of a block, and rows of the image in a tile of A
     static constexpr bool is_half = width < tile_units;                  // groups have fewer columns than a tile

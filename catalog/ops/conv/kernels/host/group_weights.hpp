@@ -39,40 +39,53 @@ class StripOfTaps {
     Axis axis{};
 };
 
-// Writes, for each tap of a window and each unit of a group's channels, the units of a block's 32 channels. `first` is the
-// block's first channel.
+// Writes, for each tap of a window and each unit of a shape's width, the units of a block's 32 channels. `first` is the block's
+// first channel.
 template <bool is_forward, int width, class T, class Unit>
 inline void find_units(const catalog_args& args, const Geometry& of, const Window& window, std::int64_t first, Unit* to) {
     using Shape = GroupShape<width>;
+    constexpr int of_group = width / 2, piece = std::min(width, lanes);
     const std::int64_t stride = args.weight.stride_first;
     const T* const weights = static_cast<const T*>(args.weight.data) + first * stride;
+    const auto place = [to](std::int64_t tap, int channel, int unit) {
+        const int row = channel / width * width % Shape::width / 2 + unit;
+        return to + (tap * Shape::units + row) * Shape::block + channel;
+    };
+    if constexpr (width < Shape::width) std::fill_n(to, window.taps() * Shape::units * Shape::block, Unit{});
     if constexpr (is_forward) {
-        const std::int64_t count = window.taps() * width;  // of a row
-        for (std::int64_t k = 0; k < count; k += 2 * lanes)
+        const std::int64_t count = window.taps() * of_group;  // of a row
+        for (std::int64_t k = 0; k < count; k += lanes)
             for (int channel = 0; channel < Shape::block; channel += lanes) {
                 Float square[lanes];
 #pragma GCC unroll 16
                 for (int i = 0; i < lanes; ++i)
-                    square[i] = (Float)load_along<Unit>(weights + (channel + i) * stride + k, count - k);
+                    square[i] = (Float)load_along<Unit>(weights + (channel + i) * stride + 2 * k, 2 * (count - k));
                 transpose(square);
-                Unit* const rows = to + k / 2 * Shape::block + channel;
-#pragma GCC unroll 16
-                for (int i = 0; i < lanes; ++i) store(rows + i * Shape::block, (Bits)square[i]);
+                if constexpr (width == Shape::width) {
+                    for (int i = 0; i < lanes; ++i) store(to + (k + i) * Shape::block + channel, (Bits)square[i]);
+                } else {
+                    for (int i = 0; i < std::min<std::int64_t>(lanes, count - k); ++i)
+                        for (int lane = 0; lane < lanes; lane += piece)
+                            std::memcpy(place((k + i) / of_group, channel + lane, (k + i) % of_group),
+                                        reinterpret_cast<const Unit*>(square + i) + lane, piece * sizeof(Unit));
+                }
             }
     } else {
+        std::int64_t tap = 0;
         for_each_tap(window, of, [&](std::int64_t number) {
-            for (int unit = 0; unit < Shape::units; ++unit, to += Shape::block)
-                for (int channel = 0; channel < Shape::block; channel += Shape::columns) {
+            for (int unit = 0; unit < of_group; ++unit)
+                for (int channel = 0; channel < Shape::block; channel += piece) {
                     const int group = channel / width * width;
                     const T* const from = weights + (group + 2 * unit) * stride + number * width + (channel - group);
-                    const Bits units = load_across<Unit>(from, stride, 2, Shape::columns);
-                    std::memcpy(to + channel, &units, Shape::columns * sizeof(Unit));
+                    const Bits units = load_across<Unit>(from, stride, 2, piece);
+                    std::memcpy(place(tap, channel, unit), &units, piece * sizeof(Unit));
                 }
+            ++tap;
         });
     }
 }
 
-// Units that find_units() writes, whole squares.
+// How many units find_units() writes: the last square is whole.
 template <int width>
 inline std::int64_t units_found(const Window& window) {
     return (window.taps() * GroupShape<width>::units + lanes) * GroupShape<width>::block;

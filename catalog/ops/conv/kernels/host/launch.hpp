@@ -25,12 +25,10 @@ namespace catalog::host {
 template <class Row, class Unit>
 inline catalog_status multiply_groups(const catalog_args& args, const Geometry& of, const Window& window, int threads) {
     const auto multiply = [&](auto width) {
-        if constexpr (Row::direction != Direction::bwd_weight)
-            return GroupProduct<Row, Unit, width>(args, of, window, threads).run();
-        else
-            return CATALOG_UNSUPPORTED;
+        return GroupProduct<Row, Unit, width>(args, of, window, threads).run();
     };
     switch (args.c / args.g) {
+        case 2: return multiply(std::integral_constant<int, 2>{});
         case 4: return multiply(std::integral_constant<int, 4>{});
         case 8: return multiply(std::integral_constant<int, 8>{});
         case 16: return multiply(std::integral_constant<int, 16>{});
@@ -86,7 +84,7 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 return ScatteredProduct<Row, Unit>(*args, of, threads).run();
             else
                 return compute([&](const Window& window) {
-                    if constexpr (Row::in_groups && !std::is_same_v<Unit, SplitHalf>) {
+                    if constexpr (Row::in_groups && !Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
                         const catalog_status status = multiply_groups<Row, Unit>(*args, of, window, threads);
                         if (status != CATALOG_UNSUPPORTED) return status;
                     }

@@ -232,7 +232,8 @@ class ShiftedGradients {
         image.data += tile.group * channels_out + tile.row;
         const T** const end = find_pixels(image, chunk.plane, chunk.images, of_h, of_w, shape, memory.line);
         std::fill(end, memory.line + deep_units * factors, zero_pixel<T>);
-        for (std::int64_t k = 0; k < deep_units; k += lanes)
+        for (std::int64_t k = 0; k < deep_units; k += lanes) {
+            ask_for(memory, (k + lanes) * factors, deep_units * factors);
             for (int row = 0; row < tile.rows; row += lanes) {
                 Float square[lanes];
 #pragma GCC unroll 16
@@ -242,6 +243,7 @@ class ShiftedGradients {
                 Unit* const to = memory.a + zeros + row * deep_units + k;
                 for (int i = 0; i < std::min(lanes, tile.rows - row); ++i) store(to + i * deep_units, (Bits)square[i]);
             }
+        }
     }
 
     // B: channels of what taps of one phase meet.
@@ -256,13 +258,22 @@ class ShiftedGradients {
         image.data += tile.group * channels_in + tile.column;
         const T** const end = find_pixels(image, plane, chunk.images, of_h, of_w, shape, memory.line);
         std::fill(end, memory.line + seen_units * factors, zero_pixel<T>);
-        for (std::int64_t k = 0; k < seen_units; ++k)
+        for (std::int64_t k = 0; k < seen_units; ++k) {
+            if (k % lanes == 0) ask_for(memory, (k + lanes) * factors, seen_units * factors);
             for (int column = 0; column < tile.columns; column += block) {
                 Unit* const to = memory.b + column * seen_units + k * block;
 #pragma GCC unroll 2
                 for (int j = 0; j < block; j += lanes)
                     store(to + j, pairs(memory.line + k * factors, column + j, tile.columns - column - j));
             }
+        }
+    }
+
+    // Prefetches pixels of a merged block, which is a line of the cache of each: hardware does not foresee them.
+    static void ask_for(const Memory& memory, std::int64_t first, std::int64_t end) {
+        if constexpr (Row::in_groups)
+            for (std::int64_t i = first; i < std::min(first + lanes * factors, end); ++i) __builtin_prefetch(memory.line[i]);
+        asm volatile("");  // g++ removes calls of functions that do nothing but prefetch
     }
 
     // Channels of two pixels, `count` and then zeros.

@@ -350,4 +350,20 @@ class GroupProduct {
     std::atomic<bool> out_of_memory = false, finite = true;
 };
 
+// The kernel of a row for narrow groups in AMX tiles. CATALOG_UNSUPPORTED: it is for other groups, or some result is not finite.
+template <class Row, class Unit>
+inline catalog_status multiply_groups(const catalog_args& args, const Geometry& of, const Window& window, int threads) {
+    const auto multiply = [&](auto width) {
+        return GroupProduct<Row, Unit, width>(args, of, window, threads).run();
+    };
+    switch (args.c / args.g) {
+        case 2: return multiply(std::integral_constant<int, 2>{});
+        case 4: return multiply(std::integral_constant<int, 4>{});
+        case 8: return multiply(std::integral_constant<int, 8>{});
+        case 16: return multiply(std::integral_constant<int, 16>{});
+        case 32: return multiply(std::integral_constant<int, 32>{});
+        default: return CATALOG_UNSUPPORTED;
+    }
+}
+
 }  // namespace catalog::host

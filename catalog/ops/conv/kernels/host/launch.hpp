@@ -5,7 +5,6 @@
 #include "direct.hpp"
 #include "direct_weight.hpp"
 #include "geometry/call.hpp"
-#include "group_product.hpp"
 #include "host/choice.hpp"
 #include "in_place.hpp"
 #include "line_product.hpp"
@@ -14,28 +13,13 @@
 #include "scatter.hpp"
 #include "shift_weight.hpp"
 #if defined(__AVX512F__)
+#include "group_product.hpp"
 #include "two_rows.hpp"
 #endif
 #include "winograd.hpp"
 #include "winograd_weight.hpp"
 
 namespace catalog::host {
-
-// The kernel of a row for narrow groups in AMX tiles. CATALOG_UNSUPPORTED: it is for other groups, or some result is not finite.
-template <class Row, class Unit>
-inline catalog_status multiply_groups(const catalog_args& args, const Geometry& of, const Window& window, int threads) {
-    const auto multiply = [&](auto width) {
-        return GroupProduct<Row, Unit, width>(args, of, window, threads).run();
-    };
-    switch (args.c / args.g) {
-        case 2: return multiply(std::integral_constant<int, 2>{});
-        case 4: return multiply(std::integral_constant<int, 4>{});
-        case 8: return multiply(std::integral_constant<int, 8>{});
-        case 16: return multiply(std::integral_constant<int, 16>{});
-        case 32: return multiply(std::integral_constant<int, 32>{});
-        default: return CATALOG_UNSUPPORTED;
-    }
-}
 
 template <class Row>
 inline std::int32_t launch(const catalog_args* args) noexcept {
@@ -84,10 +68,12 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 return ScatteredProduct<Row, Unit>(*args, of, threads).run();
             else
                 return compute([&](const Window& window) {
+#if defined(__AVX512F__)
                     if constexpr (Row::in_groups && !Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
                         const catalog_status status = multiply_groups<Row, Unit>(*args, of, window, threads);
                         if (status != CATALOG_UNSUPPORTED) return status;
                     }
+#endif
                     if constexpr (Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
                         const catalog_status status = ShiftedGradients<Row, Unit>(*args, of, window, threads).run();
                         if (status != CATALOG_UNSUPPORTED) return status;

@@ -187,7 +187,8 @@ class GroupProduct {
     // The lines of a block's groups.
     void copy_lines(const Chunk& chunk, std::int64_t number, T* to) const {
         const T* const from = read.data + first_channel(number);
-        for (std::int64_t index = chunk.strips.first; index < chunk.strips.end; ++index, to += distance * of_w.stride * block) {
+        const std::int64_t apart = distance * of_w.stride * block;
+        for (std::int64_t index = chunk.strips.first; index < chunk.strips.end; ++index, to += apart) {
             const Strip strip = strip_of(index);
             const std::int64_t first = of_h.origin + strip.row * of_h.stride;
             for (std::int64_t td = 0; td < of_d.taps; ++td) {
@@ -200,7 +201,8 @@ class GroupProduct {
                         const std::int64_t pixel = is_met ? read.index(plane, h, 0) * read.all_channels : 0;
                         rows[slot] = is_met ? from + strip.image * read.stride_image + pixel : nullptr;
                     }
-                    copy_layer(rows, of_w.origin + chunk.columns.first * of_w.stride, to + (td * taps.layers + layer) * of_layer);
+                    copy_layer(rows, of_w.origin + chunk.columns.first * of_w.stride,
+                               to + (td * taps.layers + layer) * of_layer);
                 }
             }
         }
@@ -238,7 +240,8 @@ class GroupProduct {
 
     void multiply_chunk(const Chunk& chunk, std::int64_t number, const T* lines, const Unit* weights, Sums& sums) const {
         const ScatteredTiles order{static_cast<std::ptrdiff_t>(of_w.stride * block * sizeof(T)), nullptr};
-        const std::int64_t end = (chunk.strips.end - chunk.strips.first - 1) * distance + chunk.columns.end - chunk.columns.first;
+        const std::int64_t last = (chunk.strips.end - chunk.strips.first - 1) * distance;
+        const std::int64_t end = last + chunk.columns.end - chunk.columns.first;
         sums.count = 0, sums.strip = 0, sums.column = 0;
         find_rows(chunk, number, sums);
         int all_steps = 0;
@@ -339,18 +342,19 @@ class GroupProduct {
     const Image<const T> read;
     const Image<T> made;
     StripOfTaps<width> taps;
-    std::int64_t columns = 1, span = 1, distance = 1;     // of a strip: positions, pixels that they see, positions to the next strip
-    std::int64_t strips_down = 1, of_chunk = 1;           // strips
-    std::int64_t of_part = 1, parts = 1;                  // blocks of channels of an item
+    std::int64_t columns = 1, span = 1, distance = 1;  // positions of a strip, pixels that they see, positions to the next strip
+    std::int64_t strips_down = 1, of_chunk = 1;  // strips
+    std::int64_t of_part = 1, parts = 1;         // blocks of channels of an item
     std::int64_t column_pieces = 1, items = 0, of_layer = 0;
-    const std::ptrdiff_t* tiles_of[high] = {};            // of A, along the depth of each pair
+    const std::ptrdiff_t* tiles_of[high] = {};  // of A, along the depth of each pair
     int steps[high] = {};
     Storing storing;
     bool is_taken = false;
     std::atomic<bool> out_of_memory = false, finite = true;
 };
 
-// The kernel of a row for narrow groups in AMX tiles. CATALOG_UNSUPPORTED: it is for other groups, or some result is not finite.
+// The kernel of a row for narrow groups in AMX tiles. CATALOG_UNSUPPORTED: it is for other groups, or some result is not
+// finite.
 template <class Row, class Unit>
 inline catalog_status multiply_groups(const catalog_args& args, const Geometry& of, const Window& window, int threads) {
     const auto multiply = [&](auto width) {

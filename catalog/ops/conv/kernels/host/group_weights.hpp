@@ -94,8 +94,8 @@ inline std::int64_t units_found(const Window& window) {
 // A tile of B: what a layer of rows of the image is multiplied with in one column of the filter. `found` is from find_units(),
 // of the first tap in its column and plane.
 template <int width, class Unit>
-inline void pack_tile(const Unit* found, std::int64_t taps_across, const StripOfTaps<width>& strip, std::int64_t layer, int pair,
-                      int half, Unit* to) {
+inline void pack_tile(const Unit* found, std::int64_t taps_across, const StripOfTaps<width>& strip, std::int64_t layer,
+                      int pair, int half, Unit* to) {
     using Shape = GroupShape<width>;
     for (int slot = 0; slot < Shape::groups; ++slot)
         for (int r = 0; r < Shape::rows; ++r) {

@@ -51,6 +51,9 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
         elif kernel.algorithm.pipeline == "host_winograd":
             fields |= {"filter": (3,) * ndim, "stride": (1,) * ndim, "dilation": (1,) * ndim}
             fields |= {name: g * rng.choice((1, 4, 17, 33, 70)) for name in "ck"}
+        elif kernel.algorithm.pipeline == "host_groups_amx":
+            width, g = rng.choice((2, 4, 8, 16, 32)), rng.choice((5, 16, 19))
+            fields |= {"g": g} | dict.fromkeys("ck", g * width)
         elif kernel.algorithm.pipeline == "sm90_narrow":
             fields |= {"g": (g := rng.choice((2, 5, 33)))} | dict.fromkeys("ck", g * rng.choice((1, 2, 4, 8, 16, 32)))
         elif kernel.algorithm.pipeline == "sm90_halo":

@@ -165,4 +165,75 @@ inline void multiply_row_of_tiles(const A* a, Order of_a, const Unit* b, std::pt
     amx::store<2>(c + 2 * tile_units, stride), amx::store<3>(c + 3 * tile_units, stride);
 }
 
+// The products of rows of A with two tiles of columns, each of which has rows of its own or, if `shares`, those of `first`. B has
+// a tile for each of these columns at each step of the depth, and C 16 rows for each of `down` tiles and 32 columns.
+template <int down, bool shares, class Unit, class Beside>
+inline void multiply_two_columns(const std::byte* first, const std::byte* second, ScatteredTiles of_a, int steps, const Unit* b,
+                                 float* c, Beside beside) {
+    static_assert(!std::is_same_v<Unit, SplitHalf> && sizeof(Unit) == 4 && down >= 1 && down <= 2);
+    constexpr int of_tile = tile_units * tile_units, columns = 2 * tile_units;
+    amx::clear<0>(), amx::clear<1>();
+    if constexpr (down > 1) amx::clear<2>(), amx::clear<3>();
+    for (int k = 0; k < steps * tile_units; k += tile_units, b += 2 * of_tile) {
+        amx::load<6>(b, tile_units * sizeof(Unit));
+        of_a.load<4>(first, 0, k);
+        multiply_add_tiles<Unit, 0, 4, 6>();
+        if constexpr (down > 1) {
+            of_a.load<5>(first, 1, k);
+            multiply_add_tiles<Unit, 2, 5, 6>();
+        }
+        amx::load<7>(b + of_tile, tile_units * sizeof(Unit));
+        if constexpr (!shares) of_a.load<4>(second, 0, k);
+        multiply_add_tiles<Unit, 1, 4, 7>();
+        if constexpr (down > 1) {
+            if constexpr (!shares) of_a.load<5>(second, 1, k);
+            multiply_add_tiles<Unit, 3, 5, 7>();
+        }
+        beside();
+    }
+    constexpr std::size_t stride = columns * sizeof(float);
+    amx::store<0>(c, stride), amx::store<1>(c + tile_units, stride);
+    if constexpr (down > 1) {
+        amx::store<2>(c + tile_rows * columns, stride);
+        amx::store<3>(c + tile_rows * columns + tile_units, stride);
+    }
+}
+
+// Of `blocks` 16 rows and as many columns each, C[t] += A B[t], of which at most three share A. Only rows and columns of the
+// same number are multiplied: rows of A are `lda` units apart, those of B and C two tiles.
+template <int count, int blocks, class Unit>
+inline void multiply_diagonal(const Unit* a, std::ptrdiff_t lda, const Unit* const (&b)[3], int depth, float* const (&c)[3]) {
+    static_assert(count >= 1 && count <= 3 && blocks >= 1 && blocks <= 2 && !std::is_same_v<Unit, SplitHalf>);
+    constexpr int ld = 2 * tile_units;
+    constexpr std::size_t stride = ld * sizeof(Unit);
+    const auto each = [](auto visit) {
+        visit(std::integral_constant<int, 0>{});
+        if constexpr (count > 1) visit(std::integral_constant<int, 1>{});
+        if constexpr (count > 2) visit(std::integral_constant<int, 2>{});
+    };
+    const auto diagonal = [](int block) { return block * (tile_rows * ld + tile_units); };
+    each([&](auto t) {
+        amx::load<t>(c[t], stride);
+        if constexpr (blocks > 1) amx::load<3 + t>(c[t] + diagonal(1), stride);
+    });
+    for (int k = 0; k < depth; k += tile_units) {
+        amx::load<6>(a + k, lda * sizeof(Unit));
+        each([&](auto t) {
+            amx::load<7>(b[t] + k * ld, stride);
+            multiply_add_tiles<Unit, t, 6, 7>();
+        });
+        if constexpr (blocks > 1) {
+            amx::load<6>(a + tile_rows * lda + k, lda * sizeof(Unit));
+            each([&](auto t) {
+                amx::load<7>(b[t] + k * ld + tile_units, stride);
+                multiply_add_tiles<Unit, 3 + t, 6, 7>();
+            });
+        }
+    }
+    each([&](auto t) {
+        amx::store<t>(c[t], stride);
+        if constexpr (blocks > 1) amx::store<3 + t>(c[t] + diagonal(1), stride);
+    });
+}
+
 }  // namespace catalog::host

@@ -75,6 +75,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_PANEL = "host_panel"
     HOST_DIRECT = "host_direct"
     HOST_DEPTHWISE = "host_depthwise"
+    HOST_GROUPS_AMX = "host_groups_amx"
     HOST_LINES_AMX = "host_lines_amx"
     HOST_PADDED = "host_padded"
     HOST_PADDED_DOT = "host_padded_dot"

@@ -13,6 +13,7 @@
 #include "scatter.hpp"
 #include "shift_weight.hpp"
 #if defined(__AVX512F__)
+#include "group_product.hpp"
 #include "two_rows.hpp"
 #endif
 #include "winograd.hpp"
@@ -67,6 +68,12 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
                 return ScatteredProduct<Row, Unit>(*args, of, threads).run();
             else
                 return compute([&](const Window& window) {
+#if defined(__AVX512F__)
+                    if constexpr (Row::in_groups && !Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
+                        const catalog_status status = multiply_groups<Row, Unit>(*args, of, window, threads);
+                        if (status != CATALOG_UNSUPPORTED) return status;
+                    }
+#endif
                     if constexpr (Row::shifted && !std::is_same_v<Unit, SplitHalf>) {
                         const catalog_status status = ShiftedGradients<Row, Unit>(*args, of, window, threads).run();
                         if (status != CATALOG_UNSUPPORTED) return status;

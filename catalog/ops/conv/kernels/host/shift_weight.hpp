@@ -10,6 +10,9 @@
 // these are not finite. So if any result is not finite, the launch is refused, to be computed in another way.
 //
 // Threads share the chunks where there are few channels; the number of parts does not depend on the number of threads.
+//
+// In rows for narrow groups, 32 channels of several groups are one block. Only tiles on its diagonal are multiplied, and of
+// their sums only those of the same group are stored.
 #pragma once
 
 #include <atomic>
@@ -63,8 +66,11 @@ class ShiftedGradients {
           of(of),
           window(window),
           threads(threads),
-          channels_in(args.c / args.g),
-          channels_out(args.k / args.g),
+          width(args.c / args.g),
+          is_merged(Row::in_groups && args.c == args.k && width < block && block % width == 0),
+          groups(is_merged ? (args.c + block - 1) / block : args.g),
+          channels_in(is_merged ? block : width),
+          channels_out(is_merged ? block : args.k / args.g),
           taps(window.taps()) {
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         if (taps > most_taps || std::max(most_shift(of_h), most_shift(of_w)) > most_positions) return;
@@ -81,7 +87,7 @@ class ShiftedGradients {
     // CATALOG_UNSUPPORTED: the taps are too many or too far apart, or some result is not finite.
     catalog_status run() {
         if (!is_taken) return CATALOG_UNSUPPORTED;
-        const std::int64_t items = args.g * down * across, slices = taps * slices_of_tap();
+        const std::int64_t items = groups * down * across, slices = taps * slices_of_tap();
         float* all_sums = nullptr;
         if (parts > 1) {
             all_sums = thread_room<struct SumsOfParts, float>().reserve(items * parts * sums_of_tile());
@@ -140,7 +146,7 @@ class ShiftedGradients {
 
     // Of two blocks by two, which are the least that a thread computes.
     std::int64_t tiles_of_channels() const {
-        return args.g * ((channels_out + 2 * block - 1) / (2 * block)) * ((channels_in + 2 * block - 1) / (2 * block));
+        return groups * ((channels_out + 2 * block - 1) / (2 * block)) * ((channels_in + 2 * block - 1) / (2 * block));
     }
 
     // Blocks of channels of a tile, and the parts of the chunks, of which threads get the same number.
@@ -148,7 +154,7 @@ class ShiftedGradients {
         const std::int64_t blocks_down = (channels_out + block - 1) / block;
         const std::int64_t blocks_across = (channels_in + block - 1) / block;
         const std::int64_t least_chunks = positions == Row::tile_k ? 2 : 1;  // of a part
-        const std::int64_t all_sums = args.g * blocks_down * blocks_across * area * taps;
+        const std::int64_t all_sums = groups * blocks_down * blocks_across * area * taps;
         const std::int64_t most_parts =
             std::min({most_shares / std::max<std::int64_t>(tiles_of_channels(), 1), chunks / least_chunks,
                       most_sums_of_parts / std::max<std::int64_t>(all_sums, 1)});
@@ -161,7 +167,7 @@ class ShiftedGradients {
             if (sums_of_tile() > most_sums) return true;
             constexpr int least_blocks = 2, shares_per_thread = 2;
             return std::max(of_down, of_across) > least_blocks && threads > 1 &&
-                   args.g * down * across * parts < shares_per_thread * threads;
+                   groups * down * across * parts < shares_per_thread * threads;
         };
         while (is_too_large() && of_down * of_across > 1) {
             std::int64_t& larger = of_down >= of_across ? of_down : of_across;
@@ -171,9 +177,11 @@ class ShiftedGradients {
 
     Tile tile_of(std::int64_t index) const {
         const std::int64_t row = index % down * of_down * block, column = index / down % across * of_across * block;
-        return {index / down / across, row, column,
-                static_cast<int>(std::min<std::int64_t>(channels_out - row, of_down * block)),
-                static_cast<int>(std::min<std::int64_t>(channels_in - column, of_across * block))};
+        const std::int64_t group = index / down / across;  // the last merged one may be smaller
+        const std::int64_t left_out = std::min(channels_out, args.k - group * channels_out) - row;
+        const std::int64_t left_in = std::min(channels_in, args.c - group * channels_in) - column;
+        return {group, row, column, static_cast<int>(std::min<std::int64_t>(left_out, of_down * block)),
+                static_cast<int>(std::min<std::int64_t>(left_in, of_across * block))};
     }
 
     Chunk chunk_of(std::int64_t index) const {
@@ -220,11 +228,12 @@ class ShiftedGradients {
         const std::int64_t count = length_of(chunk), deep_units = units(count);
         const Axis of_h = positions_alone(chunk.rows.first, chunk.rows.end - chunk.rows.first, chunk.rows.end);
         const Axis of_w = positions_alone(chunk.columns.first, columns, chunk.columns.end);
-        Image<const T> image(args.output, of.out, args.k, args.g, tile.group, true);
-        image.data += tile.row;
+        Image<const T> image(args.output, of.out, args.k, 1, 0, true);
+        image.data += tile.group * channels_out + tile.row;
         const T** const end = find_pixels(image, chunk.plane, chunk.images, of_h, of_w, shape, memory.line);
         std::fill(end, memory.line + deep_units * factors, zero_pixel<T>);
-        for (std::int64_t k = 0; k < deep_units; k += lanes)
+        for (std::int64_t k = 0; k < deep_units; k += lanes) {
+            ask_for(memory, (k + lanes) * factors, deep_units * factors);
             for (int row = 0; row < tile.rows; row += lanes) {
                 Float square[lanes];
 #pragma GCC unroll 16
@@ -234,6 +243,7 @@ class ShiftedGradients {
                 Unit* const to = memory.a + zeros + row * deep_units + k;
                 for (int i = 0; i < std::min(lanes, tile.rows - row); ++i) store(to + i * deep_units, (Bits)square[i]);
             }
+        }
     }
 
     // B: channels of what taps of one phase meet.
@@ -244,17 +254,26 @@ class ShiftedGradients {
         const Axis of_h = seen_in_phase(window.axis[1], phase.down, chunk.rows.first, of_rows);
         const Axis of_w = seen_in_phase(window.axis[2], phase.across, chunk.columns.first, columns);
         const std::int64_t plane = of_d.origin + chunk.plane * of_d.stride + phase.plane * of_d.apart;
-        Image<const T> image(args.input, of.size, args.c, args.g, tile.group, true);
-        image.data += tile.column;
+        Image<const T> image(args.input, of.size, args.c, 1, 0, true);
+        image.data += tile.group * channels_in + tile.column;
         const T** const end = find_pixels(image, plane, chunk.images, of_h, of_w, shape, memory.line);
         std::fill(end, memory.line + seen_units * factors, zero_pixel<T>);
-        for (std::int64_t k = 0; k < seen_units; ++k)
+        for (std::int64_t k = 0; k < seen_units; ++k) {
+            if (k % lanes == 0) ask_for(memory, (k + lanes) * factors, seen_units * factors);
             for (int column = 0; column < tile.columns; column += block) {
                 Unit* const to = memory.b + column * seen_units + k * block;
 #pragma GCC unroll 2
                 for (int j = 0; j < block; j += lanes)
                     store(to + j, pairs(memory.line + k * factors, column + j, tile.columns - column - j));
             }
+        }
+    }
+
+    // Prefetches pixels of a merged block, which is a line of the cache of each: hardware does not foresee them.
+    static void ask_for(const Memory& memory, std::int64_t first, std::int64_t end) {
+        if constexpr (Row::in_groups)
+            for (std::int64_t i = first; i < std::min(first + lanes * factors, end); ++i) __builtin_prefetch(memory.line[i]);
+        asm volatile("");  // g++ removes calls of functions that do nothing but prefetch
     }
 
     // Channels of two pixels, `count` and then zeros.
@@ -269,6 +288,7 @@ class ShiftedGradients {
     // The products of a chunk for all taps of a phase.
     void multiply_phase(const Memory& memory, const Tile& tile, std::int64_t count, const Phase& phase,
                         float* sums) const {
+        if (is_merged) return multiply_merged(memory, tile, count, phase, sums);
         const Axis &of_h = window.axis[1], &of_w = window.axis[2];
         const std::int64_t deep_units = units(count), seen_units = units_seen(count);
         for (std::int64_t j = 0; j * block < tile.columns; ++j)
@@ -288,6 +308,36 @@ class ShiftedGradients {
             }
     }
 
+    // The same for a merged block. Taps that read A from the same element are multiplied together, three at a time.
+    void multiply_merged(const Memory& memory, const Tile& tile, std::int64_t count, const Phase& phase, float* sums) const {
+        const Axis &of_h = window.axis[1], &of_w = window.axis[2];
+        const int depth = static_cast<int>(units(count));
+        for (int odd = 0; odd < factors; ++odd) {
+            const T* const from = reinterpret_cast<const T*>(memory.a + zeros) - odd;
+            const Unit* b[3];
+            float* to[3];
+            int waiting = 0;
+            const auto multiply = [&](auto some) {
+                const auto* const a = reinterpret_cast<const Unit*>(from);
+                if (tile.rows > tile_rows)
+                    multiply_diagonal<some, 2>(a, depth, b, depth, to);
+                else
+                    multiply_diagonal<some, 1>(a, depth, b, depth, to);
+                waiting = 0;
+            };
+            for (std::int64_t th = phase.down; th < of_h.taps; th += period_of(of_h))
+                for (std::int64_t tw = phase.across; tw < of_w.taps; tw += period_of(of_w)) {
+                    const std::int64_t by = shift_of(of_h, th) * shape.pitch + shift_of(of_w, tw);
+                    if (by % factors != odd) continue;
+                    b[waiting] = memory.b + by / factors * block;
+                    to[waiting++] = sums + ((phase.plane * of_h.taps + th) * of_w.taps + tw) * area;
+                    if (waiting == 3) multiply(std::integral_constant<int, 3>{});
+                }
+            if (waiting == 2) multiply(std::integral_constant<int, 2>{});
+            if (waiting == 1) multiply(std::integral_constant<int, 1>{});
+        }
+    }
+
     // Rows after the last one stay as they are in A, and nobody reads their sums.
     static void multiply_rows(const Unit* a, int rows, const Unit* b, int depth, float* sums) {
         for_blocks<2, 1>(0, (std::min(rows, block) + tile_rows - 1) / tile_rows, [&](auto count, int tile) {
@@ -303,17 +353,19 @@ class ShiftedGradients {
         const int row = static_cast<int>(number / of_across % of_down * block + slice % tiles * tile_rows);
         const int column = static_cast<int>(number % of_across * block);
         const std::int64_t stride = args.weight.stride_first, first = tile.group * channels_out + tile.row + row;
-        T* to = static_cast<T*>(args.weight.data) + first * stride + tap * channels_in + tile.column + column;
+        T* to = static_cast<T*>(args.weight.data) + first * stride + tap * width + tile.column + column;
         Float odd{};  // 0 where all results are finite
-        for (int i = 0; i < std::min(tile.rows - row, tile_rows); ++i, to += stride)
-            for (int j = 0; j < std::min(tile.columns - column, block); j += lanes) {
+        for (int i = 0; i < std::min(tile.rows - row, tile_rows); ++i, to += stride) {
+            const std::int64_t begin = is_merged ? (row + i) / width * width : 0;  // a merged row is of one group
+            const std::int64_t end = is_merged ? begin + width : std::min(tile.columns - column, block);
+            for (std::int64_t j = begin; j < end; j += lanes) {
                 const float* const from = sums + slice * tile_rows * block + i * block + j;
-                Float sum = load(from);
-                for (std::int64_t part = 1; part < parts; ++part) sum += load(from + part * sums_of_tile());
-                const int count = tile.columns - column - j;
-                store_first(to + j, sum, count);
+                Float sum = load_first(from, end - j);
+                for (std::int64_t part = 1; part < parts; ++part) sum += load_first(from + part * sums_of_tile(), end - j);
+                store_first(to + j - begin, sum, end - j);
                 odd += sum - sum;
             }
+        }
         if (!(reduce_sum(odd) == 0)) finite = false;
     }
 
@@ -321,7 +373,9 @@ class ShiftedGradients {
     const Geometry& of;
     const Window& window;
     const int threads;
-    const std::int64_t channels_in, channels_out, taps;
+    const std::int64_t width;  // input channels of a group
+    const bool is_merged;
+    const std::int64_t groups, channels_in, channels_out, taps;
     LineShape shape{};
     std::int64_t positions = 0, images = 1, rows = 1, columns = 1;  // of a chunk
     std::int64_t row_pieces = 1, column_pieces = 1, chunks = 0, parts = 1;

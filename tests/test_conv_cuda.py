@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conv_problems import rows
+from cuda_resources import assert_fits
 
 from catalog import build
 from catalog.build.cuda.toolchain import cuda_toolchain
@@ -24,7 +25,6 @@ from catalog.ops.conv import kernels, reach
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.problem import ConvProblem
 from catalog.ops.product_words import Dtype
-from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.arguments import template
 from catalog.settings import data_dir
@@ -257,9 +257,4 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, direction: str, 
     assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
     assert needed.num_splits == 1, "kernels divide the depth by themselves"
     assert library.catalog_launch(ctypes.byref(args), None) == 2, "no tensors"
-    query = Query(
-        f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes", "shared_bytes"), operation="conv"
-    )
-    ((spills, scratch, shared),) = run(catalog.path, query)
-    assert (spills, scratch) == (0, 0)
-    assert shared <= 232_448, "227 KiB is what a block may have"
+    assert_fits(catalog, kernel, "conv")

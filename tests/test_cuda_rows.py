@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import slow_but
+from cuda_resources import assert_fits
 
 from catalog.build.cuda.facts import cuda_facts
 from catalog.errors import BuildError
@@ -165,14 +166,11 @@ def assert_compiles_without_spills(catalog: Catalog, kernel: Kernel) -> None:
     library.catalog_describe.restype = ctypes.c_char_p
     assert json.loads(library.catalog_describe())["id"] == kernel.id
     assert library.catalog_launch(None, None) == 2, "no arguments"
-    columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
+    assert_fits(catalog, kernel, "attention")
+    columns = ("registers", "occupancy", "code_bytes")
     query = Query(f"id = '{kernel.id}' AND built", columns=columns)
-    ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
-    ((log,),) = catalog.connection.execute("SELECT log FROM artifact WHERE kernel_id = ?", [kernel.id])
+    ((registers, occupancy, code),) = run(catalog.path, query)
     assert 16 <= registers <= 255
-    assert (spills, scratch) == (0, 0)
-    assert "wgmma.mma_async instructions are serialized" not in log, "products wait for each other"
-    assert shared <= 232_448, "227 KiB is what a block may have"
     assert 1 <= occupancy <= 16
     assert code > 500
 

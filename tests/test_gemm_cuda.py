@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from cuda_resources import assert_fits
 from gemm_problems import rows
 
 from catalog.errors import BuildError, SelectionError
@@ -17,7 +18,6 @@ from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.cluster_time import cluster_work, parts_in_clusters
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.product_words import Dtype
-from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.arguments import template
 from catalog.runtime.splits import wanted_splits
@@ -205,12 +205,7 @@ def test_groups_of_k_are_not_of_8_bits(catalog: Catalog) -> None:
 def test_rows_with_clusters_groups_and_scales_compile_without_spills(catalog: Catalog, fields: dict[str, Any]) -> None:
     (kernel,) = catalog.select(GemmProblem(n=4096, k=4096, **fields), arch="sm_90").kernels
     catalog.build(kernel)
-    query = Query(
-        f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes", "shared_bytes"), operation="gemm"
-    )
-    ((spills, scratch, shared),) = run(catalog.path, query)
-    assert (spills, scratch) == (0, 0)
-    assert shared <= 232_448, "227 KiB is what a block may have"
+    assert_fits(catalog, kernel, "gemm")
 
 
 @pytest.mark.usefixtures("nvcc")
@@ -230,12 +225,7 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, m: int, num_d: i
         assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
         assert (needed.num_splits, needed.c_acc) == (parts, 0), "powers of two, at most the blocks of a cluster"
     assert library.catalog_launch(ctypes.byref(args), None) == 2, "another number of parts than it said"
-    query = Query(
-        f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes", "shared_bytes"), operation="gemm"
-    )
-    ((spills, scratch, shared),) = run(catalog.path, query)
-    assert (spills, scratch) == (0, 0)
-    assert shared <= 232_448, "227 KiB is what a block may have"
+    assert_fits(catalog, kernel, "gemm")
 
 
 def test_work_follows_the_parts_of_k_and_rows_that_are_no_vectors(catalog: Catalog) -> None:

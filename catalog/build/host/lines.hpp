@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
+#include <cstdint>
 #include <utility>
 
 #include "vector.hpp"
@@ -55,10 +55,11 @@ struct NothingAhead {
 inline NothingAhead nothing_ahead;
 
 // What a product reads some time after what it reads now: either `later` bytes after it, line by line, or a piece of
-// several rows, `stride` bytes apart, which begins at `piece`. The body of visit() gets what prefetches it.
+// several rows, `stride` bytes apart, which begins at `piece` and has `width` bytes of each. The body of visit() gets what
+// prefetches it.
 class LinesAhead {
  public:
-    LinesAhead(std::ptrdiff_t later, const void*, std::ptrdiff_t) : later(later) {}
+    LinesAhead(std::ptrdiff_t later, const void*, std::ptrdiff_t, std::int64_t) : later(later) {}
 
     bool is_any() const { return later != 0; }
 
@@ -80,14 +81,17 @@ class LinesAhead {
     std::ptrdiff_t later;
 };
 
-// Pieces are prefetched a row after the other. A product reads them side by side, in runs too short for a CPU to prefetch
-// them well. Measured on a Zen 5.
+// A piece is prefetched a row after the other. A product reads the rows side by side, in runs too short for a CPU to
+// prefetch them well: on a Zen 5, it is 1.05 to 1.9 times as fast with pieces.
 class PieceAhead {
  public:
-    static constexpr int size = 1024;  // bytes of a row
+    static constexpr int most_bytes = 2048;  // of a row
 
-    PieceAhead(std::ptrdiff_t, const void* piece, std::ptrdiff_t stride)
-        : line(static_cast<const char*>(piece)), to_next(stride - size) {}
+    PieceAhead(std::ptrdiff_t, const void* piece, std::ptrdiff_t stride, std::int64_t width)
+        : line(static_cast<const char*>(piece)),
+          stride(stride),
+          width(static_cast<int>(std::min<std::int64_t>(width, most_bytes))),
+          left(this->width) {}
 
     template <class Body>
     void visit(Body body) {
@@ -109,8 +113,8 @@ class PieceAhead {
     }
 
     const char* line;
-    std::ptrdiff_t to_next;
-    int left = size;
+    std::ptrdiff_t stride;
+    int width, left;
 };
 
 template <bool once>
@@ -136,8 +140,8 @@ class PieceAhead::Asker : public PieceAhead {
     __attribute__((always_inline)) void pass(int bytes) {
         line += bytes;
         if ((left -= bytes) > 0) return;
-        left = size;
-        line += to_next;
+        line += stride - (width - left);
+        left = width;
     }
 };
 
@@ -148,9 +152,14 @@ using ReadAhead = PieceAhead;
 using ReadAhead = LinesAhead;
 #endif
 
-// How many elements of a row a product reads before it goes on to the next rows, at most.
+// How many elements of a row a product reads at most before it goes on to another piece.
+#if defined(__AVX512F__)
 template <class T>
-inline constexpr int read_ahead = std::is_same_v<ReadAhead, PieceAhead> ? PieceAhead::size / static_cast<int>(sizeof(T)) : 1 << 30;
+inline constexpr int most_ahead = PieceAhead::most_bytes / static_cast<int>(sizeof(T));
+#else
+template <class T>
+inline constexpr int most_ahead = 1 << 30;
+#endif
 
 // Prefetches as many lines as are read when reading some bytes for the time number `index`.
 template <int bytes, class Ahead>

@@ -173,15 +173,15 @@ class StreamProduct {
         for (int tile = 0; tile < tiles; ++tile)
             std::fill_n(scratch.of_columns + tile * group, group, start_of(tile));
         const std::int64_t next = first_column + column + 2 * group <= args.n ? group * b.stride : 0;
-        constexpr std::int64_t step = std::min(Row::tile_k, read_ahead<T>), size = sizeof(T);
+        constexpr std::int64_t step = std::min(Row::tile_k, most_ahead<T>), size = sizeof(T);
         for (std::int64_t k = 0; k < args.k; k += step) {
             const std::int64_t depth = std::min<std::int64_t>(step, args.k - k);
             const T* const piece = b.data + (k + step < args.k ? k + step : next);
             for (int tile = 0; tile < tiles; ++tile) {
                 const RowsOfA<Unit>& a = tiles_of_a[tile];
                 const OfB of_b{b.data + k, b.stride,
-                               tile == 0 ? ReadAhead(next * size, piece, b.stride * size)
-                                         : ReadAhead(0, b.data + k, b.stride * size)};
+                               tile == 0 ? ReadAhead(next * size, piece, b.stride * size, step * size)
+                                         : ReadAhead(0, b.data + k, b.stride * size, step * size)};
                 Vector* const sums = scratch.of_columns + tile * group;
                 with_rows(a.rows, [&](auto held) {
                     const Unit* const units_of_a = a.units + k / factors * held;
@@ -252,12 +252,12 @@ class StreamProduct {
         for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
             const int depth = static_cast<int>(std::min<std::int64_t>(Row::tile_k, args.k - k));
             const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k : 0;
-            for (int first = 0; first < columns; first += read_ahead<T>) {
-                const bool is_last = columns - first <= read_ahead<T>;
-                const auto piece = is_last ? b.from(0, k + next) : b.from(first + read_ahead<T>, k);
-                ReadAhead ahead(next * b.stride * size, piece.data, b.stride * size);
+            for (int first = 0; first < columns; first += most_ahead<T>) {
+                const bool is_last = columns - first <= most_ahead<T>;
+                const auto piece = is_last ? b.from(0, k + next) : b.from(first + most_ahead<T>, k);
+                ReadAhead ahead(next * b.stride * size, piece.data, b.stride * size, columns * size);
                 multiply_strips(scratch, b, first_row, first_column, k, rows, first,
-                                is_last ? columns : first + read_ahead<T>, depth, ahead);
+                                is_last ? columns : first + most_ahead<T>, depth, ahead);
             }
         }
     }

@@ -75,7 +75,8 @@ struct RowsOfA {
             alignas(vector_bytes) Unit block[held * lanes];
             std::memset(static_cast<void*>(block), 0, sizeof block);
             if (k < depth)
-                pack_rows<Unit>(from.from(0, k), count, std::min<std::int64_t>(step, depth - k), block, lanes);
+                pack_rows<Unit>(from.from(0, k), std::min(count, held), std::min<std::int64_t>(step, depth - k), block,
+                                lanes);
             for (int row = 0; row < held; ++row)
                 for (int i = 0; i < lanes / piece; ++i)
                     std::memcpy(to + i * lanes + row * piece, block + row * lanes + i * piece, piece * sizeof(Unit));
@@ -189,8 +190,7 @@ class ColumnsOfB {
 #pragma GCC unroll 16
                 for (int c = 0; c < columns; ++c) sum[c] += sums[turn][c];
             for (std::int64_t k = stored; k < depth; k += copied * whole, a += copied * read * rows * lanes)
-                multiply_copies<rows, columns>(a, k, std::min<std::int64_t>(depth - k, copied * whole), sum,
-                                               asked);
+                multiply_copies<rows, columns>(a, k, std::min<std::int64_t>(depth - k, copied * whole), sum, asked);
         }
         ahead = asked;
     }

@@ -82,67 +82,53 @@ class LinesAhead {
 };
 
 // A piece is prefetched a row after the other. A product reads the rows side by side, in runs too short for a CPU to
-// prefetch them well: on a Zen 5, it is 1.05 to 1.9 times as fast with pieces.
+// prefetch them well: on a Zen 5, it is 1.05 to 1.9 times as fast with pieces. CPUs that are not AMD's get lines.
 class PieceAhead {
  public:
     static constexpr int most_bytes = 2048;  // of a row
 
-    PieceAhead(std::ptrdiff_t, const void* piece, std::ptrdiff_t stride, std::int64_t width)
-        : line(static_cast<const char*>(piece)),
+    PieceAhead(std::ptrdiff_t later, const void* piece, std::ptrdiff_t stride, std::int64_t width)
+        : lines(later, piece, stride, width),
+          line(static_cast<const char*>(piece)),
           stride(stride),
           width(static_cast<int>(std::min<std::int64_t>(width, most_bytes))),
           left(this->width) {}
 
     template <class Body>
     void visit(Body body) {
-        if (prefetches_once())
-            visit_with<true>(body);
-        else
-            visit_with<false>(body);
+        if (!prefetches_once()) return lines.visit(body);
+        Asker asker{line, stride, width, left};
+        body(asker);
+        line = asker.line, left = asker.left;
     }
 
  private:
-    template <bool once>
-    class Asker;
+    struct Asker {
+        const char* line;
+        std::ptrdiff_t stride;
+        int width, left;
 
-    template <bool once, class Body>
-    void visit_with(Body body) {
-        Asker<once> asker(*this);
-        body(asker);
-        *this = asker;
-    }
+        static constexpr bool is_any() { return true; }
 
+        template <int bytes>
+        __attribute__((always_inline)) void ask(const void*, int index) const {
+            if (index * bytes % 64 != 0) return;
+#pragma GCC unroll 4
+            for (int i = 0; i < bytes; i += 64) prefetch_past(line + index * bytes + i);
+        }
+
+        __attribute__((always_inline)) void pass(int bytes) {
+            line += bytes;
+            if ((left -= bytes) > 0) return;
+            line += stride - (width - left);
+            left = width;
+        }
+    };
+
+    LinesAhead lines;
     const char* line;
     std::ptrdiff_t stride;
     int width, left;
-};
-
-template <bool once>
-class PieceAhead::Asker : public PieceAhead {
- public:
-    explicit Asker(const PieceAhead& piece) : PieceAhead(piece) {}
-
-    static constexpr bool is_any() { return true; }
-
-    template <int bytes>
-    __attribute__((always_inline)) void ask(const void*, int index) const {
-        if (index * bytes % 64 != 0) return;
-#pragma GCC unroll 4
-        for (int i = 0; i < bytes; i += 64) {
-            const char* const at = line + index * bytes + i;
-            if constexpr (once)
-                prefetch_past(at);
-            else
-                prefetch_later(at);
-        }
-    }
-
-    __attribute__((always_inline)) void pass(int bytes) {
-        line += bytes;
-        if ((left -= bytes) > 0) return;
-        line += stride - (width - left);
-        left = width;
-    }
 };
 
 // Other CPUs were not measured.

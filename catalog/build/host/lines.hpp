@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "vector.hpp"
@@ -45,7 +47,105 @@ class RowsAhead {
 struct NothingAhead {
     void ask() {}
     void ask_rows(int) {}
+    template <int>
+    void ask(const void*, int) {}
+    void pass(int) {}
+    static constexpr bool is_any() { return false; }
 };
+inline NothingAhead nothing_ahead;
+
+// What a product reads some time after what it reads now: either `later` bytes after it, line by line, or a piece of
+// several rows, `stride` bytes apart, which begins at `piece` and has `width` bytes of each. The body of visit() gets what
+// prefetches it.
+class LinesAhead {
+ public:
+    LinesAhead(std::ptrdiff_t later, const void*, std::ptrdiff_t, std::int64_t) : later(later) {}
+
+    bool is_any() const { return later != 0; }
+
+    // Prefetches as much as number `index` of what is read in one step: `bytes`, which are read at `from`.
+    template <int bytes>
+    __attribute__((always_inline)) void ask(const void* from, int) const {
+        prefetch_later(static_cast<const char*>(from) + later);
+    }
+
+    // After a step that read `bytes`.
+    void pass(int) {}
+
+    template <class Body>
+    void visit(Body body) {
+        body(*this);
+    }
+
+ private:
+    std::ptrdiff_t later;
+};
+
+// A piece is prefetched a row after the other. A product reads the rows side by side, in runs too short for a CPU to
+// prefetch them well: on a Zen 5, it is 1.05 to 1.9 times as fast with pieces. CPUs that are not AMD's get lines.
+class PieceAhead {
+ public:
+    static constexpr int most_bytes = 2048;  // of a row
+
+    PieceAhead(std::ptrdiff_t later, const void* piece, std::ptrdiff_t stride, std::int64_t width)
+        : lines(later, piece, stride, width),
+          line(static_cast<const char*>(piece)),
+          stride(stride),
+          width(static_cast<int>(std::min<std::int64_t>(width, most_bytes))),
+          left(this->width) {}
+
+    template <class Body>
+    void visit(Body body) {
+        if (!prefetches_once()) return lines.visit(body);
+        Asker asker{line, stride, width, left};
+        body(asker);
+        line = asker.line, left = asker.left;
+    }
+
+ private:
+    struct Asker {
+        const char* line;
+        std::ptrdiff_t stride;
+        int width, left;
+
+        static constexpr bool is_any() { return true; }
+
+        template <int bytes>
+        __attribute__((always_inline)) void ask(const void*, int index) const {
+            if (index * bytes % 64 != 0) return;
+#pragma GCC unroll 4
+            for (int i = 0; i < bytes; i += 64) prefetch_past(line + index * bytes + i);
+        }
+
+        __attribute__((always_inline)) void pass(int bytes) {
+            line += bytes;
+            if ((left -= bytes) > 0) return;
+            line += stride - (width - left);
+            left = width;
+        }
+    };
+
+    LinesAhead lines;
+    const char* line;
+    std::ptrdiff_t stride;
+    int width, left;
+};
+
+// Other CPUs were not measured.
+#if defined(__AVX512F__)
+using ReadAhead = PieceAhead;
+#else
+using ReadAhead = LinesAhead;
+#endif
+
+// How many elements of a row a product reads at most before it goes on to another piece.
+#if defined(__AVX512F__)
+template <class T>
+inline constexpr int most_ahead = PieceAhead::most_bytes / static_cast<int>(sizeof(T));
+#else
+template <class T>
+inline constexpr int most_ahead = 1 << 30;
+#endif
 
 // Prefetches as many lines as are read when reading some bytes for the time number `index`.
 template <int bytes, class Ahead>

@@ -185,11 +185,20 @@ CATALOG_PREFETCH prefetch(const void* from) { __builtin_prefetch(from); }
 // first one, lines would wait for the same few buffers as the kernel's own loads.
 CATALOG_PREFETCH prefetch_later(const void* from) { __builtin_prefetch(from, 0, 2); }
 
-// The same for memory that is read once. Measured on a Zen 5: keys and values are read 5 to 25 % faster past that cache.
-CATALOG_PREFETCH prefetch_once(const void* from) {
+// The same for memory that is read once: past that cache, if prefetches_once(). Measured on a Zen 5: keys and values are
+// read 5 to 25 % faster.
+CATALOG_PREFETCH prefetch_past(const void* from) { __builtin_prefetch(from, 0, 0); }
+
+inline bool prefetches_once() {
 #if defined(__AVX512F__)
-    if (__builtin_cpu_is("amd")) return __builtin_prefetch(from, 0, 0);
+    return __builtin_cpu_is("amd");
+#else
+    return false;
 #endif
+}
+
+CATALOG_PREFETCH prefetch_once(const void* from) {
+    if (prefetches_once()) return prefetch_past(from);
     prefetch_later(from);
 }
 

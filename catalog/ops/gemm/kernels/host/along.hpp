@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "host/lines.hpp"
 #include "host/panels.hpp"
 #include "host/shared_rows.hpp"
 #include "scales.hpp"
@@ -25,13 +26,12 @@ constexpr int rows_in_lanes(int rows) {
 // Whether a vector of A has units of several rows.
 inline constexpr bool rows_share_vectors = vector_registers > 16;
 
-// Whether products of this number of rows ask for the memory that they will read. With AVX-512, CPUs prefetch whole
-// columns themselves, and read them more slowly if asked to, unless much is multiplied meanwhile. Measured on a Zen 5.
-template <int rows>
+// Whether products of one row ask for the memory that they will read. With AVX-512, CPUs prefetch whole columns themselves,
+// and read them more slowly if asked to, unless much is multiplied meanwhile. Measured on a Zen 5.
 #if defined(__AVX512F__)
-inline constexpr bool prefetches = rows > 2;
+inline constexpr bool prefetches_row = false;
 #else
-inline constexpr bool prefetches = true;
+inline constexpr bool prefetches_row = true;
 #endif
 
 // Each lane that begins `span` lanes becomes their sum.
@@ -75,7 +75,8 @@ struct RowsOfA {
             alignas(vector_bytes) Unit block[held * lanes];
             std::memset(static_cast<void*>(block), 0, sizeof block);
             if (k < depth)
-                pack_rows<Unit>(from.from(0, k), count, std::min<std::int64_t>(step, depth - k), block, lanes);
+                pack_rows<Unit>(from.from(0, k), std::min(count, held), std::min<std::int64_t>(step, depth - k), block,
+                                lanes);
             for (int row = 0; row < held; ++row)
                 for (int i = 0; i < lanes / piece; ++i)
                     std::memcpy(to + i * lanes + row * piece, block + row * lanes + i * piece, piece * sizeof(Unit));
@@ -118,17 +119,19 @@ class ColumnsOfB {
    public:
     static constexpr int whole = read * step;  // elements that are read at a time
 
-    // `next`: how many elements after a column is what will be multiplied later, and is prefetched; 0: nothing. Loops for
-    // several rows do not test it, which would cost more: at 0 they prefetch what they read anyway.
+    // `ahead` is what will be multiplied later, and is prefetched. Loops for several rows do not test whether there is
+    // any, which would cost more: if not, they prefetch what they read anyway.
     const T* data;
-    std::int64_t stride, next;
+    std::int64_t stride;
+    ReadAhead ahead;
 
     template <int rows, int columns>
     void multiply(const Unit* a, std::int64_t depth, Sums* sums) const {
         Sums sum[columns];
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) sum[c] = sums[c];
-        multiply_add<rows>(a, depth, sum);
+        ReadAhead next = ahead;
+        next.visit([&](auto& asker) { multiply_add<rows>(a, depth, sum, asker); });
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) sums[c] = sum[c];
     }
@@ -140,11 +143,14 @@ class ColumnsOfB {
         Float total[columns];
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) total[c] = sums[c];
+        ReadAhead next = ahead;
         for (ColumnsOfB b = *this; depth > 0; depth -= block_extent, b.data += block_extent, a += block, blocks.next()) {
             Sums sum[columns];
 #pragma GCC unroll 16
             for (int c = 0; c < columns; ++c) sum[c] = blocks.start();
-            b.template multiply_add<rows>(a, std::min<std::int64_t>(depth, block_extent), sum);
+            next.visit([&](auto& asker) {
+                b.template multiply_add<rows>(a, std::min<std::int64_t>(depth, block_extent), sum, asker);
+            });
             const Float factor = blocks.factor();
 #pragma GCC unroll 16
             for (int c = 0; c < columns; ++c) total[c] += as_float(sum[c]) * factor;
@@ -154,16 +160,17 @@ class ColumnsOfB {
     }
 
    private:
-    template <int rows, int columns>
-    void multiply_add(const Unit* a, std::int64_t depth, Sums (&sum)[columns]) const {
+    template <int rows, int columns, class Ahead>
+    void multiply_add(const Unit* a, std::int64_t depth, Sums (&sum)[columns], Ahead& ahead) const {
+        Ahead asked = ahead;  // in registers
         if constexpr (rows == 1) {
             std::int64_t k = 0;
-            for (; k + whole <= depth; k += whole, a += read * lanes) multiply_row<columns>(a, k, whole, sum);
-            if (k < depth) multiply_row<columns>(a, k, depth - k, sum);
+            for (; k + whole <= depth; k += whole, a += read * lanes) multiply_row<columns>(a, k, whole, sum, asked);
+            if (k < depth) multiply_row<columns>(a, k, depth - k, sum, asked);
         } else if constexpr (!rows_share_vectors) {
             constexpr std::int64_t in_cache = 4096 / rows * Units<Unit>::depth;  // A stays in half of a cache of 32 KiB
             for (std::int64_t k = 0; k < depth; k += in_cache, a += 4096)
-                multiply_apart<rows>(a, k, std::min(depth - k, in_cache), sum);
+                multiply_apart<rows>(a, k, std::min(depth - k, in_cache), sum, asked);
         } else {
             const std::int64_t stored = Reader::is_stored ? depth / whole * whole : 0;
             // Additions of pairs take longer than it takes to begin one for each column: so each has two sums.
@@ -173,49 +180,54 @@ class ColumnsOfB {
 #pragma GCC unroll 16
                 for (int c = 0; c < columns; ++c) {
                     const T* const from = data + c * stride + k;
-                    if constexpr (prefetches<rows>) prefetch_later(from + next);
+                    asked.template ask<step * sizeof(T)>(from, c);
                     multiply_pieces<rows>(a, from, [&](int i) -> Sums& { return sums[i % turns][c]; });
                 }
+                asked.pass(columns * step * sizeof(T));
             }
 #pragma GCC unroll 2
             for (int turn = 0; turn < turns; ++turn)
 #pragma GCC unroll 16
                 for (int c = 0; c < columns; ++c) sum[c] += sums[turn][c];
             for (std::int64_t k = stored; k < depth; k += copied * whole, a += copied * read * rows * lanes)
-                multiply_copies<rows, columns>(a, k, std::min<std::int64_t>(depth - k, copied * whole), sum);
+                multiply_copies<rows, columns>(a, k, std::min<std::int64_t>(depth - k, copied * whole), sum, asked);
         }
+        ahead = asked;
     }
 
     static constexpr int copied = Reader::is_stored ? 1 : 4;  // how often is read before it is multiplied
 
-    template <int columns>
-    void multiply_row(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns]) const {
+    template <int columns, class Ahead>
+    void multiply_row(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns], Ahead& asked) const {
         // A compiler that knows the stride to stay the same keeps a pointer for each column, too many for the registers.
         std::int64_t stride = this->stride;
         asm("" : "+r"(stride));
         const T* from = data + k;
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c, from += stride) {
-            if (prefetches<1> && next) prefetch_later(from + next);
+            if (prefetches_row && asked.is_any()) asked.template ask<whole * sizeof(T)>(from, c);
             typename Units<Unit>::Vector vectors[read];
             Reader::load(from, count, vectors);
 #pragma GCC unroll 2
             for (int v = 0; v < read; ++v) Units<Unit>::multiply_add(sum[c], load(a + v * lanes), vectors[v]);
         }
+        asked.pass(columns * whole * sizeof(T));
     }
 
     // Each row and column of a few has a vector of sums, whose total is added to the lane with which the row begins.
-    template <int rows, int columns>
-    void multiply_apart(const Unit* a, std::int64_t first_k, std::int64_t depth, Sums (&sum)[columns]) const {
+    template <int rows, int columns, class Ahead>
+    void multiply_apart(const Unit* a, std::int64_t first_k, std::int64_t depth, Sums (&sum)[columns],
+                        const Ahead& ahead) const {
         constexpr int piece = lanes / rows, together = std::min(piece, columns);
         for (int first = 0; first < columns; first += together) {
             Sums apart[rows][together] = {};
             const T* const from = data + first * stride + first_k;
             const std::int64_t whole_depth = depth / step * step;
             for (std::int64_t k = 0; k < whole_depth; k += step)
-                multiply_step(a + k / step * rows * lanes, from + k, step, apart);
+                multiply_step(a + k / step * rows * lanes, from + k, step, apart, ahead);
             if (whole_depth < depth)
-                multiply_step(a + whole_depth / step * rows * lanes, from + whole_depth, depth - whole_depth, apart);
+                multiply_step(a + whole_depth / step * rows * lanes, from + whole_depth, depth - whole_depth, apart,
+                              ahead);
 #pragma GCC unroll 8
             for (int c = 0; c < together; ++c)
 #pragma GCC unroll 8
@@ -223,12 +235,13 @@ class ColumnsOfB {
         }
     }
 
-    template <int rows, int together>
-    void multiply_step(const Unit* a, const T* from, std::int64_t count, Sums (&apart)[rows][together]) const {
+    template <int rows, int together, class Ahead>
+    void multiply_step(const Unit* a, const T* from, std::int64_t count, Sums (&apart)[rows][together],
+                       const Ahead& ahead) const {
         static_assert(read == 1 || rows_share_vectors, "a vector of B is multiplied before the next one is read");
 #pragma GCC unroll 8
         for (int c = 0; c < together; ++c, from += stride) {
-            prefetch_later(from + next);
+            ahead.template ask<step * sizeof(T)>(from, c);
             typename Units<Unit>::Vector of_b[read];
             Reader::load(from, count, of_b);
 #pragma GCC unroll 8
@@ -239,17 +252,18 @@ class ColumnsOfB {
 
     // Units that the tensor does not hold are copied some time before they are multiplied: parts of a vector that was just
     // stored cannot be loaded yet.
-    template <int rows, int columns>
-    void multiply_copies(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns]) const {
+    template <int rows, int columns, class Ahead>
+    void multiply_copies(const Unit* a, std::int64_t k, std::int64_t count, Sums (&sum)[columns], Ahead& asked) const {
         alignas(vector_bytes) Unit copies[columns][copied * read * lanes];
         for (int c = 0; c < columns; ++c) {
             const T* const from = data + c * stride + k;
             for (std::int64_t at = 0; at < count; at += whole) {
-                if (next) prefetch_later(from + next + at);
+                if (asked.is_any()) asked.template ask<whole * sizeof(T)>(from + at, static_cast<int>(at / whole));
                 typename Units<Unit>::Vector vectors[read];
                 Reader::load(from + at, count - at, vectors);
                 for (int v = 0; v < read; ++v) store(copies[c] + (at / step + v) * lanes, vectors[v]);
             }
+            asked.pass(copied * whole * sizeof(T));
         }
         for (std::int64_t at = 0; at < count; at += step, a += rows * lanes) {
 #pragma GCC unroll 16

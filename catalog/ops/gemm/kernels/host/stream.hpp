@@ -73,14 +73,15 @@ class StreamProduct {
         } else {
             pack_across(from, rows);
         }
-        parallel_for(args, threads, tiles(args), [&](std::int64_t item) {
+        const std::int64_t width = width_of_shares(), shares = (args.n + width - 1) / width;
+        parallel_for(args, threads, shares, [&](std::int64_t share) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) {
                 out_of_memory = true;
                 return;
             }
-            const std::int64_t column = item * tile_n;
-            const int columns = static_cast<int>(std::min<std::int64_t>(tile_n, args.n - column));
+            const std::int64_t column = share * width;
+            const int columns = static_cast<int>(std::min(width, args.n - column));
             if constexpr (Row::b_along)
                 multiply_along(*scratch, column, rows, columns);
             else
@@ -134,6 +135,16 @@ class StreamProduct {
         }
     }
 
+    // The columns of a share. Rows of B are read in long pieces if there are few threads, and each has as many shares.
+    std::int64_t width_of_shares() const {
+        if constexpr (Row::b_along) return tile_n;
+        constexpr std::int64_t least = 256, whole = 128;  // a block of scales, and whole strips
+        static_assert(Row::b_along || whole % strip == 0);
+        const std::int64_t for_threads = (tiles(args) + threads - 1) / threads * threads;
+        const std::int64_t shares = std::min(for_threads, (args.n + least - 1) / least);
+        return std::min<std::int64_t>((args.n + shares * whole - 1) / (shares * whole) * whole, tile_n);
+    }
+
     Vector start_of(int tile) const {
         if constexpr (in_blocks)
             return Vector{};
@@ -161,12 +172,16 @@ class StreamProduct {
         const int tiles = (rows + height - 1) / height;
         for (int tile = 0; tile < tiles; ++tile)
             std::fill_n(scratch.of_columns + tile * group, group, start_of(tile));
-        const bool has_next = first_column + column + 2 * group <= args.n;
-        for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
-            const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
+        const std::int64_t next = first_column + column + 2 * group <= args.n ? group * b.stride : 0;
+        constexpr std::int64_t step = std::min(Row::tile_k, most_ahead<T>), size = sizeof(T);
+        for (std::int64_t k = 0; k < args.k; k += step) {
+            const std::int64_t depth = std::min<std::int64_t>(step, args.k - k);
+            const T* const piece = b.data + (k + step < args.k ? k + step : next);
             for (int tile = 0; tile < tiles; ++tile) {
                 const RowsOfA<Unit>& a = tiles_of_a[tile];
-                const OfB of_b{b.data + k, b.stride, has_next && tile == 0 ? group * b.stride : 0};
+                const OfB of_b{b.data + k, b.stride,
+                               tile == 0 ? ReadAhead(next * size, piece, b.stride * size, step * size)
+                                         : ReadAhead(0, b.data + k, b.stride * size, step * size)};
                 Vector* const sums = scratch.of_columns + tile * group;
                 with_rows(a.rows, [&](auto held) {
                     const Unit* const units_of_a = a.units + k / factors * held;
@@ -232,76 +247,109 @@ class StreamProduct {
                          int columns) const {
         for (int i = 0; i < rows; ++i)
             std::fill_n(scratch.sums + i * Scratch::row_s, round_up(columns, strip), start[i]);
-        const auto b = factor_of<false, T>(args.b, batch);
+        const auto b = factor_of<false, T>(args.b, batch).from(first_column, 0);
+        constexpr std::int64_t size = sizeof(T);
         for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
-            const std::int64_t depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
-            const int of_step = static_cast<int>((depth + factors - 1) / factors);
-            for (int j = 0; j < columns;) {
-                const auto from = b.from(first_column + j, k);
-                const bool has_depth = depth % factors == 0;
-                const bool copied = j + strip > columns || !has_depth || (copies_shared && rows > Row::warp_tile_m);
-                const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k * b.stride : 0;
-                const auto adding = [&](auto block, int i, auto multiply) {
-                    Sum* const sums = scratch.sums + i * Scratch::row_s + j;
-                    if constexpr (in_blocks) {
-                        const BlockScales scales(args, batch);
-                        float factor[block];
-                        for (int r = 0; r < block; ++r) factor[r] = scales.of(first_row + i + r, first_column + j, k);
-                        multiply(add_scaled_to<Scratch::row_s>(sums, factor));
-                    } else {
-                        multiply(add_to<Scratch::row_s>(sums));
-                    }
-                };
-                if constexpr (!rows_share_vectors) {
-                    if (has_depth && rows <= 2 && widest / rows <= columns - j) {
-                        with_rows<2>(rows, [&](auto block) {
-                            adding(block, 0, [&](auto add) {
-                                multiply_strip<block, widest / block>(packed_a + k / factors * tile_m, from.data,
-                                                                      from.stride, of_step, next, add);
-                            });
-                        });
-                        j += widest / rows;
-                        continue;
-                    }
-                }
-                if (copied) {
-                    pack_depth<Unit, strip, strip>(from, std::min(strip, columns - j), depth, scratch.b);
-                    if constexpr (offset_of<Unit> != 0)
-                        for (int i = 0; i < of_step * strip; ++i) scratch.b[i].bits ^= offset_of<Unit>;
-                }
-                for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
-                    const Unit* const a = packed_a + k / factors * tile_m + i;
-                    adding(block, i, [&](auto add) {
-                        if (copied)
-                            multiply_block<block, strip, 1, tile_m>(a, Rows<const Unit>{scratch.b, strip}, of_step,
-                                                                    add);
-                        else
-                            multiply_strip<block, strip>(a, from.data, from.stride, of_step, i == 0 ? next : 0, add);
-                    });
-                });
-                j += strip;
+            const int depth = static_cast<int>(std::min<std::int64_t>(Row::tile_k, args.k - k));
+            const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k : 0;
+            for (int first = 0; first < columns; first += most_ahead<T>) {
+                const bool is_last = columns - first <= most_ahead<T>;
+                const auto piece = is_last ? b.from(0, k + next) : b.from(first + most_ahead<T>, k);
+                ReadAhead ahead(next * b.stride * size, piece.data, b.stride * size, columns * size);
+                multiply_strips(scratch, b, first_row, first_column, k, rows, first,
+                                is_last ? columns : first + most_ahead<T>, depth, ahead);
             }
         }
     }
 
-    // One or two rows are multiplied by more columns at a time: an addition takes longer than it takes to begin the next
-    // one, so there have to be several sums. Measured with AVX2.
-    static constexpr int widest = vector_registers / 2 * lanes;
+    // The product to some depth with the columns of B from `first` to `end`.
+    void multiply_strips(Scratch& scratch, Factor<false, T> b, std::int64_t first_row, std::int64_t first_column,
+                         std::int64_t k, int rows, int first, int end, int depth, ReadAhead& ahead) const {
+        const int of_step = (depth + factors - 1) / factors;
+        const bool has_depth = depth == Row::tile_k;
+        const Unit* const first_a = packed_a + k / factors * tile_m;
+        for (int j = first; j < end;) {
+            const auto from = b.from(j, k);
+            const auto adding = [&](auto block, int i, auto multiply) {
+                Sum* const sums = scratch.sums + i * Scratch::row_s + j;
+                if constexpr (in_blocks) {
+                    const BlockScales scales(args, batch);
+                    float factor[block];
+                    for (int r = 0; r < block; ++r) factor[r] = scales.of(first_row + i + r, first_column + j, k);
+                    multiply(add_scaled_to<Scratch::row_s>(sums, factor));
+                } else {
+                    multiply(add_to<Scratch::row_s>(sums));
+                }
+            };
+            // The first rows ask for what is read later.
+            const auto multiply = [&](auto block, auto width, int i) {
+                adding(block, i, [&](auto add) {
+                    const auto with = [&](auto& asker) {
+                        multiply_strip<block, width>(first_a + i, from.data, from.stride, asker, add);
+                    };
+                    if (i == 0)
+                        ahead.visit(with);
+                    else
+                        with(nothing_ahead);
+                });
+            };
+            if constexpr (few_rows > 0) {
+                if (has_depth && rows <= few_rows && wide_strip(rows) <= end - j) {
+                    for_blocks<few_rows, (few_rows + 1) / 2, 1>(0, rows, [&](auto block, int i) {
+                        multiply(block, std::integral_constant<int, wide_strip(block)>{}, i);
+                    });
+                    j += wide_strip(rows);
+                    continue;
+                }
+            }
+            const bool copied = j + strip > end || !has_depth || (copies_shared && rows > Row::warp_tile_m);
+            if (copied) {
+                pack_depth<Unit, strip, strip>(from, std::min(strip, end - j), depth, scratch.b);
+                if constexpr (offset_of<Unit> != 0)
+                    for (int i = 0; i < of_step * strip; ++i) scratch.b[i].bits ^= offset_of<Unit>;
+            }
+            constexpr int size = Row::warp_tile_m;
+            for_blocks<size, size / 2, (size + 2) / 4, 1>(0, rows, [&](auto block, int i) {
+                if (copied)
+                    adding(block, i, [&](auto add) {
+                        multiply_block<block, strip, 1, tile_m>(first_a + i, Rows<const Unit>{scratch.b, strip}, of_step,
+                                                                add);
+                    });
+                else
+                    multiply(block, std::integral_constant<int, strip>{}, i);
+            });
+            j += strip;
+        }
+    }
+
+    // A few rows are multiplied by more columns at a time: an addition takes longer than it takes to begin the next one, so
+    // there have to be several sums. Measured with AVX2 and AVX-512.
+#if defined(__AVX512F__)
+    static constexpr int few_rows = Row::warp_tile_m / 2;
+    static constexpr int wide_strip(int) { return 2 * strip; }
+#else
+    static constexpr int few_rows = rows_share_vectors ? 0 : 2;
+    static constexpr int wide_strip(int rows) { return vector_registers / 2 * lanes / rows; }
+#endif
 
     // A strip for several blocks of rows is copied: it is converted once, and its rows do not displace each other from the
     // cache, as those a power of two apart would. Measured with AVX2.
     static constexpr bool copies_shared = !rows_share_vectors;
 
-    template <int rows, int width, class Add>
-    static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, int depth, std::int64_t next, Add add) {
+    template <int rows, int width, class Ahead, class Add>
+    static void multiply_strip(const Unit* a, const T* b, std::int64_t stride, Ahead& ahead, Add add) {
         constexpr int vectors = std::max(width / lanes, 1);
         typename Units<Unit>::Sum sum[rows][vectors] = {};
-        constexpr int line = 64 / sizeof(T);
-        for (int k = 0; k < depth; ++k, b += factors * stride) {
-            if (next)
+        constexpr int line = 64 / sizeof(T), of_row = (width + line - 1) / line;
+        Ahead asked = ahead;  // in registers
+#pragma GCC unroll 8
+        for (int k = 0; k < step; ++k, b += factors * stride) {
+            if (asked.is_any()) {
 #pragma GCC unroll 16
-                for (int row = 0; row < factors; ++row)
-                    for (int j = 0; j < width; j += line) prefetch_later(b + row * stride + j + next);
+                for (int i = 0; i < factors * of_row; ++i)
+                    asked.template ask<64>(b + i / of_row * stride + i % of_row * line, i);
+                asked.pass(factors * of_row * 64);
+            }
 #pragma GCC unroll 8
             for (int j = 0; j < vectors; j += Reader::vectors) {
                 typename Units<Unit>::Vector of_b[Reader::vectors];
@@ -313,6 +361,7 @@ class StreamProduct {
                         Units<Unit>::multiply_add(sum[i][j + v], a[k * tile_m + i], of_b[v]);
             }
         }
+        ahead = asked;
         for (int i = 0; i < rows; ++i)
             for (int j = 0; j < vectors; ++j) add(i, j * lanes, sum[i][j]);
     }

@@ -57,9 +57,9 @@ inline NothingAhead nothing_ahead;
 // What a product reads some time after what it reads now: either `later` bytes after it, line by line, or a piece of
 // several rows, `stride` bytes apart, which begins at `piece` and has `width` bytes of each. The body of visit() gets what
 // prefetches it.
-class LinesAhead {
+class DistantLines {
  public:
-    LinesAhead(std::ptrdiff_t later, const void*, std::ptrdiff_t, std::int64_t) : later(later) {}
+    DistantLines(std::ptrdiff_t later, const void*, std::ptrdiff_t, std::int64_t) : later(later) {}
 
     bool is_any() const { return later != 0; }
 
@@ -125,7 +125,7 @@ class PieceAhead {
         }
     };
 
-    LinesAhead lines;
+    DistantLines lines;
     const char* line;
     std::ptrdiff_t stride;
     int width, left;
@@ -135,10 +135,10 @@ class PieceAhead {
 #if defined(__AVX512F__)
 using ReadAhead = PieceAhead;
 #else
-using ReadAhead = LinesAhead;
+using ReadAhead = DistantLines;
 #endif
 
-// How many elements of a row a product reads at most before it goes on to another piece.
+// The most elements of a row that a product reads before it goes on to another piece.
 #if defined(__AVX512F__)
 template <class T>
 inline constexpr int most_ahead = PieceAhead::most_bytes / static_cast<int>(sizeof(T));

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import slow_but
 from conv_amx import ARCH, SEED, amx_catalog, chosen, computed, problem_of  # noqa: F401 - a fixture
 from conv_problems import CONV
 
@@ -39,7 +40,7 @@ def grouped(direction: str, **fields: Any) -> ConvProblem:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("of", PROBLEMS)
+@pytest.mark.parametrize("of", slow_but(["groups of 8", "strides"], PROBLEMS))
 def test_results_are_right_for_any_number_of_threads(
     catalog: Catalog, of: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +57,7 @@ def test_results_are_right_for_any_number_of_threads(
         np.testing.assert_array_equal(other.view(np.uint16), result.view(np.uint16))
 
 
-@pytest.mark.parametrize("width", [4, 8, 16])
+@pytest.mark.parametrize("width", slow_but([8], [4, 8, 16]))
 @pytest.mark.parametrize("direction", ["forward", "bwd_data"])
 def test_elements_that_are_not_finite_reach_only_results_that_see_them(
     catalog: Catalog, direction: str, width: int

@@ -255,7 +255,8 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                 wgmma_wait<0>();
             }
             pin(dp);
-            Base::template differentiate<!Tile::early_dv, m>(head, work.template tile<Row>(turn), 0, stage, s, dp, weights, ds);
+            Base::template differentiate<!Tile::early_dv, m>(head, work.template tile<Row>(turn), 0, stage, s, dp,
+                                                             weights, ds);
             if constexpr (!Tile::early_dv) add_to_keys(weights, grad_o, dv);
         }
         if constexpr (Tile::lags) barrier_wait(barriers.empty_ds(visited % 2), (visited / 2 + 1) % 2);

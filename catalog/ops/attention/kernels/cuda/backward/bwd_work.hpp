@@ -23,7 +23,7 @@ struct Sections {
     std::int32_t* next = nullptr;  // counts the items that were taken after these; null where there are none
 };
 
-inline constexpr std::int64_t most_items = 0x7fffffff;
+inline constexpr std::int64_t most_items = 0x7fff0000;  // every block asks once more after the last one
 
 // Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on.
 inline constexpr std::int64_t section_bytes = 32 << 20;
@@ -93,49 +93,51 @@ struct WorkInMemory {
     // The last item of a block is followed by one that does not exist.
     __device__ __forceinline__ bool exists() const { return first_key() < seqlen_k(); }
 
-    __device__ __forceinline__ int seqlen_q() const { return number(0); }
-    __device__ __forceinline__ int seqlen_k() const { return number(1); }
-    __device__ __forceinline__ int diagonal() const { return number(2); }  // key - query - diagonal lies in [-left, right]
-    __device__ __forceinline__ int left() const { return number(3); }
-    __device__ __forceinline__ int right() const { return number(4); }
-    __device__ __forceinline__ int begin() const { return number(5); }
-    __device__ __forceinline__ int end() const { return number(6); }
-    __device__ __forceinline__ int first_k() const { return number(7); }
-    __device__ __forceinline__ int first_q() const { return number(8); }
-    __device__ __forceinline__ int batch() const { return number(9); }
-    __device__ __forceinline__ int index() const { return number(10); }  // of the sequence
-    __device__ __forceinline__ int head_k() const { return number(11); }
-    __device__ __forceinline__ int heads() const { return number(12); }  // of queries
-    __device__ __forceinline__ int first_key() const { return number(13); }
+    __device__ __forceinline__ int seqlen_q() const { return number(of_seqlen_q); }
+    __device__ __forceinline__ int seqlen_k() const { return number(of_seqlen_k); }
+    // key - query - diagonal() lies in [-left(), right()].
+    __device__ __forceinline__ int diagonal() const { return number(of_diagonal); }
+    __device__ __forceinline__ int left() const { return number(of_left); }
+    __device__ __forceinline__ int right() const { return number(of_right); }
+    __device__ __forceinline__ int begin() const { return number(of_begin); }
+    __device__ __forceinline__ int end() const { return number(of_end); }
+    __device__ __forceinline__ int first_k() const { return number(of_first_k); }
+    __device__ __forceinline__ int first_q() const { return number(of_first_q); }
+    __device__ __forceinline__ int batch() const { return number(of_batch); }
+    __device__ __forceinline__ int index() const { return number(of_index); }  // of the sequence
+    __device__ __forceinline__ int head_k() const { return number(of_head_k); }
+    __device__ __forceinline__ int heads() const { return number(of_heads); }  // of queries
+    __device__ __forceinline__ int first_key() const { return number(of_first_key); }
 
     // Of a row of the block mask: those with the block's first 64 keys and its last. Not there without a mask.
-    __device__ __forceinline__ int first_entry() const { return number(18); }
-    __device__ __forceinline__ int last_entry() const { return number(19); }
+    __device__ __forceinline__ int first_entry() const { return number(of_first_entry); }
+    __device__ __forceinline__ int last_entry() const { return number(of_last_entry); }
 
     // The tile that is visited in a turn, which counts from begin() to end().
     template <class Row>
     __device__ __forceinline__ int tile(int turn) const {
         if constexpr (!BackwardTile<Row>::rotates) return turn;
-        const int tile = turn + number(19);
+        const int tile = turn + number(of_first_turn);
         return tile < end() ? tile : tile - end() + begin();
     }
 
     // How many works of the block come before it, where there may be any.
-    __device__ __forceinline__ unsigned count() const { return number(18); }
-    __device__ __forceinline__ void store_count(unsigned count) const { store(18, static_cast<int>(count)); }
+    __device__ __forceinline__ unsigned count() const { return number(of_count); }
+    __device__ __forceinline__ void store_count(unsigned count) const { store(of_count, static_cast<int>(count)); }
 
     // Where dQ's first row of a head is, in elements, and the counters of its tiles. The group's heads come in turn.
-    __device__ __forceinline__ std::int64_t dq_offset() const { return wide_number(56); }
+    __device__ __forceinline__ std::int64_t dq_offset() const { return wide_number(dq_at); }
     __device__ __forceinline__ std::int32_t* counters() const {
-        return reinterpret_cast<std::int32_t*>(wide_number(64));
+        return reinterpret_cast<std::int32_t*>(wide_number(counters_at));
     }
 
     // By the one thread that asks for them.
     template <class Row>
     __device__ __forceinline__ void next_head(const catalog_args& args) const {
-        store_wide_number(at + 56, dq_offset() + args.dq_acc.stride_nhead);
+        store_wide_number(at + dq_at, dq_offset() + args.dq_acc.stride_nhead);
         if constexpr (Row::deterministic)
-            store_wide_number(at + 64, wide_number(64) + 4 * counters_of_head(args, BackwardTile<Row>::m));
+            store_wide_number(at + counters_at,
+                              wide_number(counters_at) + 4 * counters_of_head(args, BackwardTile<Row>::m));
     }
 
     // By one thread, which has few registers: all numbers of an item are stored as soon as they are known.
@@ -144,24 +146,24 @@ struct WorkInMemory {
         constexpr int m = BackwardTile<Row>::m, n = BackwardTile<Row>::n;
         {
             const Item<Row> of(sections, item);
-            store(13, of.first_key);
-            store(1, 0);
+            store(of_first_key, of.first_key);
+            store(of_seqlen_k, 0);
             if (of.head >= sections.heads) return;
-            store(10, of.head / static_cast<int>(args.nhead_k));
-            store(11, of.head % static_cast<int>(args.nhead_k));
-            store(12, heads_per_key_head(args));
+            store(of_index, of.head / static_cast<int>(args.nhead_k));
+            store(of_head_k, of.head % static_cast<int>(args.nhead_k));
+            store(of_heads, heads_per_key_head(args));
         }
         Sequence sequence;
         find_queries<Row>(args, index(), sequence);
-        store(0, sequence.seqlen_q);
-        store(8, static_cast<int>(sequence.first_q));
-        store(9, static_cast<int>(sequence.batch));
+        store(of_seqlen_q, sequence.seqlen_q);
+        store(of_first_q, static_cast<int>(sequence.first_q));
+        store(of_batch, static_cast<int>(sequence.batch));
         find_keys<Row>(args, index(), sequence);
-        store(1, sequence.seqlen_k);
-        store(7, static_cast<int>(sequence.first_k));
+        store(of_seqlen_k, sequence.seqlen_k);
+        store(of_first_k, static_cast<int>(sequence.first_k));
         if (!exists()) return;
         find_tiles<Row>(args, sequence.seqlen_q, sequence.seqlen_k);
-        store_wide_number(at + 56, offset_of(args.dq_acc, batch(), head_k() * heads(), first_q()));
+        store_wide_number(at + dq_at, offset_of(args.dq_acc, batch(), head_k() * heads(), first_q()));
         if constexpr (Row::deterministic) {
             const std::int64_t first = Row::mode == Mode::group ? first_q() : index() * args.seqlen_q;
             const std::int64_t counters_of_slice = args.nhead_q * counters_of_head(args, m);
@@ -169,21 +171,28 @@ struct WorkInMemory {
                                          head_k() * heads() * counters_of_head(args, m) + first / m + index();
             const std::int32_t* const counters =
                 static_cast<std::int32_t*>(args.dq_acc.data) + args.nhead_q * args.tokens_q * args.hdim_q + counter;
-            store_wide_number(at + 64, reinterpret_cast<std::int64_t>(counters));
+            store_wide_number(at + counters_at, reinterpret_cast<std::int64_t>(counters));
         }
         if constexpr (Row::block_mask) {
             const int keys = static_cast<int>(args.block_mask_kv);
-            store(18, first_key() / keys);
-            store(19, min(first_key() + max(n - 64, 0), seqlen_k() - 1) / keys);
+            store(of_first_entry, first_key() / keys);
+            store(of_last_entry, min(first_key() + max(n - 64, 0), seqlen_k() - 1) / keys);
         }
     }
 
     __device__ __forceinline__ void store_end() const {
-        store(1, 0);
-        store(13, 0);
+        store(of_seqlen_k, 0);
+        store(of_first_key, 0);
     }
 
    private:
+    // Places of numbers of 32 bits, and in bytes those of 64. Under a block mask a block has one work, and no turns.
+    enum Place {
+        of_seqlen_q, of_seqlen_k, of_diagonal, of_left, of_right, of_begin, of_end, of_first_k, of_first_q, of_batch,
+        of_index, of_head_k, of_heads, of_first_key, of_first_entry = 18, of_last_entry, of_count = 18, of_first_turn
+    };
+    static constexpr int dq_at = 56, counters_at = 64;
+
     template <class Row>
     __device__ __forceinline__ void find_tiles(const catalog_args& args, int queries, int keys) const {
         using Tile = BackwardTile<Row>;
@@ -191,29 +200,30 @@ struct WorkInMemory {
         const bool last = Row::mask == Mask::none || args.mask_corner == CATALOG_BOTTOM_RIGHT;
         const int diagonal = last ? keys - queries : 0;
         const int left = bound(Row::mask == Mask::generic ? args.window_left : -1, longest);
-        const int right = bound(Row::mask == Mask::none ? -1 : Row::mask == Mask::causal ? 0 : args.window_right, longest);
-        store(2, diagonal);
-        store(3, left);
-        store(4, right);
+        const std::int64_t window_right = Row::mask == Mask::causal ? 0 : args.window_right;
+        const int right = bound(Row::mask == Mask::none ? -1 : window_right, longest);
+        store(of_diagonal, diagonal);
+        store(of_left, left);
+        store(of_right, right);
         const int last_key = min(first + Tile::n, keys) - 1;
         const int end = (max(0, min(queries, last_key + left - diagonal + 1)) + Tile::m - 1) / Tile::m;
         const int begin = min(max(0, first - right - diagonal) / Tile::m, end);
-        store(5, begin);
-        store(6, end);
-        if constexpr (Tile::rotates) store(19, end > begin ? first / Tile::m % (end - begin) : 0);
+        store(of_begin, begin);
+        store(of_end, end);
+        if constexpr (Tile::rotates) store(of_first_turn, end > begin ? first / Tile::m % (end - begin) : 0);
     }
 
     static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
         return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
     }
 
-    __device__ __forceinline__ void store(int index, int number) const {
-        asm volatile("st.shared.s32 [%0], %1;" ::"r"(at + 4 * index), "r"(number) : "memory");
+    __device__ __forceinline__ void store(Place place, int number) const {
+        asm volatile("st.shared.s32 [%0], %1;" ::"r"(at + 4 * place), "r"(number) : "memory");
     }
 
-    __device__ __forceinline__ int number(int index) const {
+    __device__ __forceinline__ int number(Place place) const {
         int number;
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(at + 4 * index) : "memory");
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(at + 4 * place) : "memory");
         return number;
     }
 

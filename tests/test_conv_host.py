@@ -76,6 +76,17 @@ def test_depthwise_filters_of_three_columns(catalog: Catalog, direction: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_depthwise_weights_from_large_images(catalog: Catalog, stride: int, dtype: str) -> None:
+    """Kernels prefetch large tensors, also behind their ends."""
+    axes: dict[str, Any] = {"size": (191, 201), "filter": (3, 3), "stride": (stride,) * 2, "pad": (1, 1)}
+    problem = ConvProblem(n=3, c=72, k=72, g=72, direction="bwd_weight", dtype=dtype, **axes)
+    (kernel,) = catalog.select(problem).kernels
+    check_problem(catalog, kernel, problem, random.Random(SEED))  # noqa: S311
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_kernels_of_narrow_groups_compute_any_problem_that_they_answer(catalog: Catalog, direction: str) -> None:
     kernels = narrow_rows(catalog, direction)

@@ -16,6 +16,15 @@ class DepthwiseGradients {
     static constexpr std::int64_t strip = 28, blocks_per_item = 128 / vector_bytes;  // two lines of the cache
     static constexpr std::int64_t in_registers = 56;  // positions whose sums stay there
 
+    // Of tensors from this size on, rows are prefetched while those before them are multiplied: a row is read in pieces of
+    // two lines, which a CPU does not prefetch. On a Zen 5, that takes 10 to 40 % less time; smaller tensors take 5 % more.
+    static constexpr std::int64_t least_bytes_ahead = 16 << 20;
+#if defined(__AVX512F__)
+    static constexpr bool may_ask = true;
+#else
+    static constexpr bool may_ask = false;  // not measured
+#endif
+
    public:
     DepthwiseGradients(const catalog_args& args, const Geometry& of, const Window& window, int threads)
         : args(args),
@@ -25,7 +34,9 @@ class DepthwiseGradients {
           taps(window.taps()),
           interior(window.axis[2]),
           input(args.input, of.size, args.c, 1, 0, true),
-          output(args.output, of.out, args.k, 1, 0, true) {}
+          output(args.output, of.out, args.k, 1, 0, true),
+          asks(may_ask && args.n * (input.volume() + output.volume()) * args.c >=
+                              least_bytes_ahead / static_cast<std::int64_t>(sizeof(T))) {}
 
     // CATALOG_UNSUPPORTED for other rows, and for few channels.
     catalog_status run() {
@@ -79,9 +90,13 @@ class DepthwiseGradients {
                         for_blocks<3, 2, 1>(first, last, [&](auto some, int th) {
                             const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
                             const std::int64_t at_h = of_h.origin + h * of_h.stride + th * of_h.apart;
-                            add_rows<step, some>(seen + input.index(at_d, at_h, 0) * channels + channel,
-                                                 made + h * of_w.count * channels + channel, end - h, across,
-                                                 to + (number * taps + (td * of_h.taps + th) * wide) * lanes);
+                            const T* const from = seen + input.index(at_d, at_h, 0) * channels + channel;
+                            const T* const gradients = made + h * of_w.count * channels + channel;
+                            float* const sums_of = to + (number * taps + (td * of_h.taps + th) * wide) * lanes;
+                            if (asks)
+                                add_rows<step, some, may_ask>(from, gradients, end - h, across, sums_of);
+                            else
+                                add_rows<step, some, false>(from, gradients, end - h, across, sums_of);
                         });
                 }
             }
@@ -89,7 +104,7 @@ class DepthwiseGradients {
     }
 
     // Those of `high` taps down and all across, for some rows from the first elements on.
-    template <int step, int high>
+    template <int step, int high, bool asks>
     [[gnu::noinline]] void add_rows(const T* seen, const T* made, std::int64_t rows, const Range& across, float* to) const {
         const Axis of_h = window.axis[1], of_w = window.axis[2];
         const std::int64_t pixel = args.c, row = of_w.extent * pixel;
@@ -104,6 +119,7 @@ class DepthwiseGradients {
                 for (int j = 0; j < wide; ++j) body(i, j);
         };
         for_taps([&](int i, int j) { total[i][j] = Float{}; });
+        const std::int64_t later_seen = rows * of_h.stride * row, later_made = rows * of_w.count * pixel;
         for (; rows > 0; --rows, seen += of_h.stride * row, made += of_w.count * pixel) {
             const auto add_checked = [&](std::int64_t p) {
                 const Float gradient = load(made + p * pixel);
@@ -124,12 +140,18 @@ class DepthwiseGradients {
             for (; p + positions <= end; p += positions, to_row = apart.at(to_row, positions)) {
                 Float gradient[positions];
 #pragma GCC unroll 4
-                for (int n = 0; n < positions; ++n) gradient[n] = load(apart.at(to_row, n));
+                for (int n = 0; n < positions; ++n) {
+                    gradient[n] = load(apart.at(to_row, n));
+                    if constexpr (asks) prefetch_later(apart.at(to_row, n) + later_made);
+                }
 #pragma GCC unroll 4
                 for (int i = 0; i < high; ++i) {
 #pragma GCC unroll 8
                     for (int column = 0; column < step * (positions - 1) + wide; ++column) {
                         const Float x = load(apart.at(of_row[i], column));
+                        if constexpr (asks)  // rows that the next ones meet and these do not
+                            if (i + step >= high && column < step * positions)
+                                prefetch_later(apart.at(of_row[i], column) + later_seen);
 #pragma GCC unroll 4
                         for (int n = 0; n < positions; ++n)
                             if (column >= n * step && column - n * step < wide)
@@ -153,6 +175,7 @@ class DepthwiseGradients {
     const std::int64_t taps;
     const Interior interior;
     const Image<T> input, output;
+    const bool asks;
     std::int64_t chunks = 1;
     float* sums = nullptr;
 };

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import amx
+import numpy as np
 import pytest
-from conv_problems import rows
+from conv_problems import CONV, rows
 
 from catalog.ops.conv.problem import ConvProblem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import cpu_features, host_archs, why_unavailable
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
 from catalog.settings import settings
 
@@ -49,3 +51,19 @@ def computed(catalog: Catalog, problem: ConvProblem, pipeline: str, inputs: Mapp
 def chosen(catalog: Catalog, problem: ConvProblem) -> str:
     """The pipeline of the row that is selected."""
     return str(catalog.select(problem, arch=ARCH).kernels[0].algorithm.pipeline.value)
+
+
+def assert_right_for_any_number_of_threads(
+    catalog: Catalog, problem: ConvProblem, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row of a pipeline is within its tolerance, and computes the same bits with 1, 3 and 16 threads."""
+    inputs = make_inputs(problem, SEED)
+    [made] = problem.made
+    result = computed(catalog, problem, pipeline, inputs)
+    expected, allowed = CONV.reference(problem, inputs)[made], CONV.tolerances(problem, inputs)[made]
+    assert allowed.used(result, expected) <= 1
+    for threads in (1, 3, 16):
+        monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
+        settings.cache_clear()
+        other = computed(catalog, problem, pipeline, inputs)
+        np.testing.assert_array_equal(other.view(np.uint16), result.view(np.uint16))

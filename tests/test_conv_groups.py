@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import slow_but
-from conv_amx import ARCH, SEED, amx_catalog, chosen, computed, problem_of  # noqa: F401 - a fixture
+from conv_amx import ARCH, SEED, amx_catalog, assert_right_for_any_number_of_threads, chosen, computed, problem_of  # noqa: F401 - a fixture
 from conv_problems import CONV
 
 from catalog.ops.conv.problem import ConvProblem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
-from catalog.settings import settings
 
 PIPELINE = "host_groups_amx"
 DIRECTIONS = ("forward", "bwd_data", "bwd_weight")
@@ -45,16 +44,7 @@ def test_results_are_right_for_any_number_of_threads(
     catalog: Catalog, of: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = grouped(direction, **PROBLEMS[of])
-    inputs = make_inputs(problem, SEED)
-    [made] = problem.made
-    result = computed(catalog, problem, PIPELINE, inputs)
-    expected, allowed = CONV.reference(problem, inputs)[made], CONV.tolerances(problem, inputs)[made]
-    assert allowed.used(result, expected) <= 1
-    for threads in (1, 3, 16):
-        monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
-        settings.cache_clear()
-        other = computed(catalog, problem, PIPELINE, inputs)
-        np.testing.assert_array_equal(other.view(np.uint16), result.view(np.uint16))
+    assert_right_for_any_number_of_threads(catalog, problem, PIPELINE, monkeypatch)
 
 
 @pytest.mark.parametrize("width", slow_but([8], [4, 8, 16]))

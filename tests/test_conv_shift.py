@@ -7,14 +7,13 @@ from typing import Any
 import conv_amx
 import numpy as np
 import pytest
-from conv_amx import SEED, amx_catalog, chosen, computed  # noqa: F401 - a fixture
+from conv_amx import SEED, amx_catalog, assert_right_for_any_number_of_threads, chosen, computed  # noqa: F401 - a fixture
 from conv_problems import CONV
 
 from catalog.ops.conv.problem import ConvProblem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
-from catalog.settings import settings
 
 PROBLEMS: dict[str, dict[str, Any]] = {
     "rows of several chunks": {"n": 2, "c": 64, "k": 64, "size": (56, 56), "pad": (1, 1)},
@@ -46,14 +45,7 @@ def test_gradients_are_right_for_any_number_of_threads(
     catalog: Catalog, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = problem_of(**PROBLEMS[of])
-    inputs = make_inputs(problem, SEED)
-    result = gradient(catalog, problem, inputs)
-    expected, allowed = CONV.reference(problem, inputs)["weight"], CONV.tolerances(problem, inputs)["weight"]
-    assert allowed.used(result, expected) <= 1
-    for threads in (1, 3, 16):
-        monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
-        settings.cache_clear()
-        np.testing.assert_array_equal(gradient(catalog, problem, inputs).view(np.uint16), result.view(np.uint16))
+    assert_right_for_any_number_of_threads(catalog, problem, "host_shift_amx", monkeypatch)
 
 
 @pytest.mark.parametrize("pad", [0, 1])

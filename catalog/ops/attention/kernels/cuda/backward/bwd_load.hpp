@@ -22,28 +22,31 @@ __device__ __forceinline__ void load_panels(std::uint32_t target, const CUtensor
                  rows.first_row + first, rows.low, rows.high, RaggedRows::wrap);
 }
 
-// By one thread.
+// By one thread: the block's rows of K or V.
+template <class Row, int hdim>
+__device__ __forceinline__ void load_keys(const catalog_tensor& tensor, const CUtensorMap& map, std::uint32_t target,
+                                          std::uint32_t barrier, const WorkInMemory& work) {
+    using Tile = BackwardTile<Row>;
+    const RaggedRows rows =
+        ragged<typename Row::dtype>(tensor, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
+    barrier_arrive_expect(barrier, hdim / panel_columns * Tile::key_panel);
+    load_panels<Row, hdim, Tile::key_panel>(target, &map, barrier, rows, work.first_key());
+}
+
 template <class Row>
 __device__ __forceinline__ void load_k(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base,
                                        const WorkInMemory& work) {
     using Tile = BackwardTile<Row>;
-    using T = typename Row::dtype;
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const RaggedRows k = ragged<T>(args.k, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
-    barrier_arrive_expect(barriers.k(), Tile::k_bytes);
-    load_panels<Row, Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, work.first_key());
+    load_keys<Row, Tile::hdim_q>(args.k, maps.k, base + Tile::k_at, barriers.k(), work);
 }
 
-// By one thread.
 template <class Row>
 __device__ __forceinline__ void load_v(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base,
                                        const WorkInMemory& work) {
     using Tile = BackwardTile<Row>;
-    using T = typename Row::dtype;
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const RaggedRows v = ragged<T>(args.v, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
-    barrier_arrive_expect(barriers.v(), Tile::v_bytes);
-    load_panels<Row, Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, work.first_key());
+    load_keys<Row, Tile::hdim_v>(args.v, maps.v, base + Tile::v_at, barriers.v(), work);
 }
 
 // Where the rows of Q and dO of a head lie.

@@ -170,6 +170,29 @@ def test_deterministic_backward_is_the_same_bits_every_time(
             assert all(np.array_equal(first[name], again[name]) for name in ("dq", "dk", "dv")), kernel.name
 
 
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [({"mask": "causal"}, slice(0, 400)), ({"mask": "window", "window": (30, 40)}, slice(270, 700))],
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("hdim", [64, 128, 256])
+def test_keys_that_no_query_sees_have_no_gradient(
+    *, catalog: Catalog, hdim: int, deterministic: bool, mask: Mapping[str, Any], seen: slice
+) -> None:
+    """Blocks clear dQ of heads that come later, even those whose keys no query sees."""
+    heads = {"nhead_q": 4096 // hdim, "nhead_k": 2048 // hdim}
+    sizes = {"batch": 4, **heads, "seqlen_q": 400, "seqlen_k": 700, "hdim_q": hdim, "dtype": "bf16"}
+    problem = Problem(op="bwd", **sizes, **mask, deterministic=deterministic)
+    plan, inputs = catalog.select(problem, arch=ARCH), make_inputs(problem, 1)
+    build(catalog, plan.kernels)
+    assert not wrong(plan, inputs)
+    outputs = plan.run(inputs).outputs
+    for name in ("dk", "dv"):
+        assert outputs[name][:, :, seen].any(axis=(0, 1, 3)).all()
+        outputs[name][:, :, seen] = 0
+        assert not outputs[name].any()
+
+
 @pytest.mark.parametrize("mask", ["no", "causal", "bottom_right"])
 @pytest.mark.parametrize("hdim", [64, 128])
 def test_packed_sequences_that_differ_in_length(catalog: Catalog, hdim: int, mask: str) -> None:

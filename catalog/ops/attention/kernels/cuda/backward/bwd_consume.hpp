@@ -27,11 +27,12 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
             multiply(0, place, visits);
         } else {
             // The count is in the work too: no register keeps it while tiles are multiplied.
-            for (unsigned count = 0; WorkPlace<Row>(base, count).wait(); count = work.count() + 1) {
-                const WorkPlace<Row> of(base, count);
-                work = of.work();
+            for (unsigned count = 0; WorkPlace<Row>(base, count).wait();) {
+                work = WorkPlace<Row>(base, count).work();
                 multiply(count, place, visits);
-                Base::release(WorkPlace<Row>(base, work.count()).empty());
+                count = work.count();
+                barrier_arrive(WorkPlace<Row>(base, count).empty());
+                ++count;
             }
         }
         if (Base::leads()) bulk_wait_read<0>();

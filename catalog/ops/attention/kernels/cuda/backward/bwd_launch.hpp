@@ -1,7 +1,7 @@
 // The main stage of backward: what its launches have in common. Host code, and a kernel that clears dQ.
 #pragma once
 
-#include "bwd_work.hpp"
+#include "bwd_clear_ahead.hpp"
 #include "cuda/common/launch.hpp"
 #include "cuda/kernel_launch.hpp"
 
@@ -9,43 +9,53 @@ namespace catalog::cuda {
 
 inline constexpr int clear_threads = 512;
 
-// Sets numbers to 0, four at a time; the first one's address is a multiple of 16 bytes.
+// Numbers of 32 bits, of which there is a multiple of 4, at a multiple of 16 bytes.
+struct Numbers {
+    void* first;
+    std::int64_t bytes;
+};
+
+// Sets numbers to 0.
 template <class Row>
-__global__ void __launch_bounds__(clear_threads) clear_dq(std::uint32_t* numbers, std::int64_t count) {
+__global__ void __launch_bounds__(clear_threads) clear_dq(const Numbers sums, const Numbers counters) {
     follow_last_kernel();
     const std::int64_t step = std::int64_t{gridDim.x} * clear_threads;
     const std::int64_t first = std::int64_t{blockIdx.x} * clear_threads + threadIdx.x;
-    for (std::int64_t i = first; i < count / 4; i += step) reinterpret_cast<uint4*>(numbers)[i] = uint4{};
-    for (std::int64_t i = count / 4 * 4 + first; i < count; i += step) numbers[i] = 0;
+    for (std::int64_t i = first; i < sums.bytes / 16; i += step) static_cast<uint4*>(sums.first)[i] = uint4{};
+    for (std::int64_t i = first; i < counters.bytes / 16; i += step) static_cast<uint4*>(counters.first)[i] = uint4{};
 }
 
 // A kernel and not a memset, so that it and the kernels beside it start early.
 template <class Row>
-inline catalog_status launch_clear_dq(void* dq, std::int64_t bytes, cudaStream_t stream) {
+inline catalog_status launch_clear_dq(const Numbers& sums, const Numbers& counters, cudaStream_t stream) {
     constexpr std::int64_t most_blocks = 1024;
-    const std::int64_t blocks = std::clamp<std::int64_t>(divide_up(bytes / 16, clear_threads), 1, most_blocks);
+    const std::int64_t vectors = std::max(sums.bytes, counters.bytes) / 16;
+    const std::int64_t blocks = std::clamp<std::int64_t>(divide_up(vectors, clear_threads), 1, most_blocks);
     return KernelLaunch(static_cast<unsigned>(blocks), clear_threads, 0, stream, Start::early)
-        .run(clear_dq<Row>, static_cast<std::uint32_t*>(dq), bytes / 4);
+        .run(clear_dq<Row>, sums, counters);
 }
 
-// Bytes of the counters behind dQ that order additions to it.
+// What lies behind the sums of dQ: places in bytes from their end.
 template <class Row>
-inline std::int64_t order_bytes(const catalog_args& args) {
-    if (!Row::deterministic) return 0;
-    constexpr std::int64_t bytes = BackwardTile<Row>::slices * sizeof(std::int32_t);
-    return args.nhead_q * counters_of_head(args, Row::tile_m0) * bytes;
-}
+struct BehindSums {
+    using Tile = BackwardTile<Row>;
+    std::int64_t item = 0;  // the counter of items, behind those that order additions
+    std::int64_t sections;  // a counter of each
+    std::int64_t bytes;     // of everything
 
-// And of the one behind them, of items.
-template <class Row>
-inline constexpr std::int64_t item_counter_bytes = BackwardTile<Row>::persistent ? sizeof(std::int32_t) : 0;
+    BehindSums(const catalog_args& args, const Sections& of) {
+        if (Row::deterministic) item = args.nhead_q * counters_of_head(args, Row::tile_m0) * Tile::slices * 4;
+        sections = item + (Tile::persistent ? 4 : 0);
+        bytes = divide_up(sections + (Tile::clears_ahead ? std::int64_t{of.count} * 4 : 0), 16) * 16;
+    }
+};
 
 template <class Row>
 inline std::int32_t backward_workspace(const catalog_args* args, Uses uses, catalog_workspace* size) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (!size) return CATALOG_BAD_ARGUMENT;
     if (const catalog_status status = dense_workspace(*args, uses, 1, *size); status != CATALOG_OK) return status;
-    size->dq_acc += order_bytes<Row>(*args) + item_counter_bytes<Row>;
+    if (args->batch > 0 && args->nhead_k > 0) size->dq_acc += BehindSums<Row>(*args, sections_of<Row>(*args)).bytes;
     return CATALOG_OK;
 }
 
@@ -93,18 +103,24 @@ inline catalog_status begin_backward(const catalog_args* args, cudaStream_t stre
     if (!has_backward_tensors<Row>(*args) || args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
     const std::int64_t dq_bytes = args->seqlen_q > 0 ? dense_dq_bytes<Row>(*args) : 0;
     if (dq_bytes < 0) return CATALOG_BAD_ARGUMENT;
-    const std::int64_t counter_at = dq_bytes + order_bytes<Row>(*args);
+    if (args->batch * args->nhead_k > most_items) return CATALOG_BAD_ARGUMENT;
+    Sections found = sections_of<Row>(*args);
+    const BehindSums<Row> behind(*args, found);
+    char* const end = static_cast<char*>(args->dq_acc.data) + dq_bytes;
+    std::int64_t cleared = dq_bytes;
+    if (Tile::persistent && args->seqlen_q > 0) found.next = reinterpret_cast<std::int32_t*>(end + behind.item);
+    if (clears_ahead<Row>(*args, found)) {
+        found.cleared = reinterpret_cast<std::int32_t*>(end + behind.sections);
+        found.share = static_cast<int>(divide_up(args->seqlen_q, found.tiles));
+        cleared = bytes_of_sections(*args, found, found.ahead);
+    }
     if (args->seqlen_q > 0) {
         const catalog_status status =
-            launch_clear_dq<Row>(args->dq_acc.data, counter_at + item_counter_bytes<Row>, stream);
+            launch_clear_dq<Row>({args->dq_acc.data, cleared}, {end, behind.bytes}, stream);
         if (status != CATALOG_OK) return status;
     }
     if (args->seqlen_k == 0) return CATALOG_OK;
-    if (args->batch * args->nhead_k > most_items) return CATALOG_BAD_ARGUMENT;
-    Sections found = sections_of<Row>(*args);
     if (found.items < 0) return CATALOG_BAD_ARGUMENT;
-    if (Tile::persistent && args->seqlen_q > 0)
-        found.next = reinterpret_cast<std::int32_t*>(static_cast<char*>(args->dq_acc.data) + counter_at);
     sections = found;
     return CATALOG_OK;
 }

@@ -1,6 +1,7 @@
 // The main stage of backward: the warps that do not multiply. One loads tiles, one LSE, one delta, and one adds dQ up.
 #pragma once
 
+#include "bwd_clear_ahead.hpp"
 #include "bwd_walk.hpp"
 
 namespace catalog::cuda {
@@ -186,9 +187,11 @@ __device__ __forceinline__ void add_tile(const catalog_args& args, const Backwar
 // the same bits every time.
 template <class Row>
 __device__ __forceinline__ void add_work(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base,
-                                         const WorkInMemory& work, RingCount<BackwardTile<Row>::dq_stages>& place) {
+                                         const Sections& sections, const WorkInMemory& work,
+                                         RingCount<BackwardTile<Row>::dq_stages>& place) {
     using Tile = BackwardTile<Row>;
     if (!Tile::persistent && acts<Row>()) load_v<Row>(args, maps, base, work);
+    ClearAhead<Row>{args, sections, work}.wait();
     for (int head = 0; head < work.heads(); ++head) {
         TileWalk<Row> walk(args, work, head);
         const Turns<Row> turns{args, work, head};
@@ -211,18 +214,20 @@ __device__ __forceinline__ void add_work(const catalog_args& args, const Backwar
 
 // By one thread, or a warp under a block mask.
 template <class Row>
-__device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
+__device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base,
+                                       const Sections& sections) {
     RingCount<BackwardTile<Row>::dq_stages> place;
     load_each_work<Row, 1>(base, [&](const auto& count) {
-        add_work<Row>(args, maps, base, WorkPlace<Row>(base, count.load()).work(), place);
+        add_work<Row>(args, maps, base, sections, WorkPlace<Row>(base, count.load()).work(), place);
     });
 }
 
-// By a warp: a number for each query of a work.
+// By a warp: a number for each query of a work. That which loads delta also clears dQ.
 template <class Row, bool of_lse, class Place>
-__device__ __forceinline__ void load_rows_of_work(const catalog_args& args, std::uint32_t base,
+__device__ __forceinline__ void load_rows_of_work(const catalog_args& args, std::uint32_t base, const Sections& sections,
                                                   const WorkInMemory& work, Place& place) {
     using Tile = BackwardTile<Row>;
+    const ClearAhead<Row> ahead{args, sections, work};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
     const int lane = threadIdx.x % 32;
     const catalog_tensor& tensor = of_lse ? args.lse : args.delta;
@@ -254,8 +259,11 @@ __device__ __forceinline__ void load_rows_of_work(const catalog_args& args, std:
                 if (lane == 0) Visit{tile, of_group, walk.halves()}.store(Tile::visit_at(base, place.stage()));
             barrier_arrive(of_lse ? barriers.full_q(place.stage()) : barriers.full_grad_o(place.stage()));
             place = place.next();
+            if constexpr (!of_lse) ahead.clear(of_group, tile - work.begin());
         }
+        if constexpr (!of_lse) ahead.clear_rest(of_group, work.end() - work.begin());
     }
+    if constexpr (!of_lse) ahead.pass();
     if constexpr (Row::block_mask && of_lse) {
         barrier_wait(barriers.empty_q(place.stage()), place.phase() ^ 1);
         if (lane == 0) Visit{-1, 0, 0}.store(Tile::visit_at(base, place.stage()));
@@ -265,11 +273,12 @@ __device__ __forceinline__ void load_rows_of_work(const catalog_args& args, std:
 
 // By a warp.
 template <class Row, bool of_lse>
-__device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_t base) {
+__device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_t base, const Sections& sections) {
     using Tile = BackwardTile<Row>;
     RingCount<of_lse ? Tile::stages : Tile::grad_o_stages> place;
     for_each_work<Row>(
-        base, [&](const WorkPlace<Row>& of) { load_rows_of_work<Row, of_lse>(args, base, of.work(), place); });
+        base,
+        [&](const WorkInMemory& work) { load_rows_of_work<Row, of_lse>(args, base, sections, work, place); });
 }
 
 }  // namespace catalog::cuda

@@ -57,6 +57,9 @@ struct BackwardTile {
     // Whether blocks of different keys start at different tiles, so that they do not all add to the same dQ.
     static constexpr bool rotates = persistent && !Row::deterministic;
 
+    // Whether items clear dQ of other sections.
+    static constexpr bool clears_ahead = Row::mode == Mode::batch && !Row::block_mask && slices == 1;
+
     // Who looks for tiles in a bitmap needs more registers, unless the rest is plain. With 232, ptxas lets products of head
     // dim 128 wait for each other.
     static constexpr bool searches = Row::block_mask && (Row::deterministic || Row::logits || !plain);
@@ -93,7 +96,7 @@ struct BackwardTile {
     // In turns dQ of narrow heads is staged twice where there is room: a turn may be long in coming.
     static constexpr int most_shared_bytes = 232448, ring_barriers_bytes = (24 + 4 * stages) * 8;
     static constexpr int barriers_bytes = ring_barriers_bytes + (slices > 1 ? warpgroups * 16 : 0);
-    static constexpr int work_bytes = Row::block_mask || persistent ? 80 : 72;  // of WorkInMemory
+    static constexpr int work_bytes = clears_ahead ? 88 : Row::block_mask ? 80 : 72;  // of WorkInMemory
     static constexpr int loader_bytes = persistent ? 24 : 0;  // what loaders keep there: counts, and rows of Q and dO
     static constexpr int visits_bytes = Row::block_mask ? stages * visit_bytes : 0;
     static constexpr int rest_bytes =
@@ -146,7 +149,8 @@ struct BackwardBarriers {
         barrier_init(empty_keys(), consumer_warps);
         for (int slot = 0; slot < BackwardTile<Row>::work_slots; ++slot) {
             barrier_init(full_work(slot), 1);
-            barrier_init(empty_work(slot), consumer_warps + 4);  // and those who load tiles, LSE, delta, or add dQ
+            // Every thread that reads it: nothing rests on the order within a warp.
+            barrier_init(empty_work(slot), BackwardTile<Row>::consumers + 2 * 32 + 2);
         }
         for (int buffer = 0; buffer < 2; ++buffer) {
             for (int warpgroup = 0; warpgroup < BackwardTile<Row>::warpgroups; ++warpgroup) {
@@ -159,7 +163,7 @@ struct BackwardBarriers {
         for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
             barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
             barrier_init(full_grad_o(stage), 1 + 32);
-            // Every thread says that it has read LSE and delta: then nothing rests on the order within a warp.
+            // Every thread that reads LSE and delta, too.
             barrier_init(empty_q(stage), BackwardTile<Row>::consumers);
             barrier_init(empty_grad_o(stage), BackwardTile<Row>::consumers);
         }

@@ -18,15 +18,27 @@ struct BackwardMaps {
 // a block starts with the one that has its number.
 struct Sections {
     int heads, section, tiles;
-    int items;  // with those of heads that the last section lacks
+    int count, items_of_section, items;  // of sections; with those of heads that the last section lacks
     int blocks = 0;
     std::int32_t* next = nullptr;  // counts the items that were taken after these; null where there are none
+
+    // Of each section, how many items have cleared their share of its dQ, which is so many rows of each head and so many
+    // sections ahead: see bwd_clear_ahead.hpp. Null where they clear nothing.
+    std::int32_t* cleared = nullptr;
+    int share = 0, ahead = 0;
 };
 
 inline constexpr std::int64_t most_items = 0x7fff0000;  // every block asks once more after the last one
 
-// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on.
-inline constexpr std::int64_t section_bytes = 32 << 20;
+// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on; and items
+// that at least lie between one that clears sums and one that adds to them. Blocks that differ in their tiles, and are left
+// to the hardware, come to the next section at different times.
+template <class Row>
+inline constexpr bool uneven = Row::mask != Mask::none && !BackwardTile<Row>::persistent;
+template <class Row>
+inline constexpr std::int64_t section_bytes = (uneven<Row> ? 16 : 8) << 20;
+template <class Row>
+inline constexpr std::int64_t items_ahead = uneven<Row> ? 512 : 256;
 
 template <class Row>
 inline Sections sections_of(const catalog_args& args) {
@@ -34,12 +46,15 @@ inline Sections sections_of(const catalog_args& args) {
     const std::int64_t heads = args.batch * args.nhead_k;
     const std::int64_t row_bytes = args.hdim_q * (element_bytes + 4) + args.hdim_v * element_bytes;
     const std::int64_t head_bytes = args.nhead_q / args.nhead_k * args.seqlen_q * row_bytes;
-    const std::int64_t fitting = section_bytes / std::max<std::int64_t>(1, head_bytes);
+    const std::int64_t fitting = section_bytes<Row> / std::max<std::int64_t>(1, head_bytes);
     const std::int64_t section = std::clamp<std::int64_t>(fitting, 1, heads);
     const std::int64_t tiles = divide_up(args.seqlen_k, BackwardTile<Row>::n);
-    const std::int64_t items = divide_up(heads, section) * section * tiles;
-    return {static_cast<int>(heads), static_cast<int>(section), static_cast<int>(tiles),
-            items * BackwardTile<Row>::slices > most_items ? -1 : static_cast<int>(items)};
+    const std::int64_t count = divide_up(heads, section), items = count * section * tiles;
+    Sections found{static_cast<int>(heads), static_cast<int>(section), static_cast<int>(tiles), static_cast<int>(count),
+                   static_cast<int>(section * tiles), static_cast<int>(items)};
+    if (items * BackwardTile<Row>::slices > most_items) found.items = -1;
+    found.ahead = static_cast<int>(divide_up(items_ahead<Row>, std::max<std::int64_t>(1, section * tiles)));
+    return found;
 }
 
 // Counters behind dQ, of each tile of queries of each head: how many blocks have added to it. Every sequence has places
@@ -64,13 +79,14 @@ __device__ __forceinline__ int tiles_of_entry(const catalog_args& args) {
     return static_cast<int>(args.block_mask_q) / Row::tile_m0;
 }
 
-// The head of keys of an item, and its first key.
+// The head of keys of an item, its section, and its first key.
 template <class Row>
 struct Item {
-    int head, first_key;
+    int head, section, first_key;
 
     __device__ __forceinline__ Item(const Sections& sections, int item) {
-        const int row = item / sections.section, section = row / sections.tiles;
+        const int row = item / sections.section;
+        section = row / sections.tiles;
         const int block = row - section * sections.tiles;
         head = section * sections.section + item - row * sections.section;
         first_key = (Row::deterministic ? sections.tiles - 1 - block : block) * BackwardTile<Row>::n;
@@ -121,6 +137,9 @@ struct WorkInMemory {
         return tile < end() ? tile : tile - end() + begin();
     }
 
+    // Where items clear dQ of other sections.
+    __device__ __forceinline__ int section() const { return number(of_section); }
+
     // How many works of the block come before it, where there may be any.
     __device__ __forceinline__ unsigned count() const { return number(of_count); }
     __device__ __forceinline__ void store_count(unsigned count) const { store(of_count, static_cast<int>(count)); }
@@ -148,6 +167,7 @@ struct WorkInMemory {
             const Item<Row> of(sections, item);
             store(of_first_key, of.first_key);
             store(of_seqlen_k, 0);
+            if constexpr (BackwardTile<Row>::clears_ahead) store(of_section, of.section);
             if (of.head >= sections.heads) return;
             store(of_index, of.head / static_cast<int>(args.nhead_k));
             store(of_head_k, of.head % static_cast<int>(args.nhead_k));
@@ -189,7 +209,8 @@ struct WorkInMemory {
     // Places of numbers of 32 bits, and in bytes those of 64. Under a block mask a block has one work, and no turns.
     enum Place {
         of_seqlen_q, of_seqlen_k, of_diagonal, of_left, of_right, of_begin, of_end, of_first_k, of_first_q, of_batch,
-        of_index, of_head_k, of_heads, of_first_key, of_first_entry = 18, of_last_entry, of_count = 18, of_first_turn
+        of_index, of_head_k, of_heads, of_first_key, of_first_entry = 18, of_last_entry, of_count = 18, of_first_turn,
+        of_section
     };
     static constexpr int dq_at = 56, counters_at = 64;
 
@@ -300,15 +321,19 @@ struct WorkPlace : RingCount<BackwardTile<Row>::work_slots> {
     }
 };
 
-// The works of a block one after the other, by a warp: use(WorkPlace).
+// The works of a block one after the other, by a warp: use(WorkInMemory).
 template <class Row, class Use>
 __device__ __forceinline__ void for_each_work(std::uint32_t base, const Use& use) {
     if constexpr (!BackwardTile<Row>::persistent) {
-        use(WorkPlace<Row>(base));
+        use(WorkPlace<Row>(base).work());
     } else {
-        for (WorkPlace<Row> place(base); place.wait(); ++place.count) {
-            use(place);
-            warp_arrive(place.empty());
+        // The count is in the work too: no register keeps it.
+        for (unsigned count = 0; WorkPlace<Row>(base, count).wait();) {
+            const WorkInMemory work = WorkPlace<Row>(base, count).work();
+            use(work);
+            count = work.count();
+            barrier_arrive(WorkPlace<Row>(base, count).empty());
+            ++count;
         }
     }
 }

@@ -4,8 +4,8 @@
 // Shared memory is the busiest part of a multiprocessor here. On an H200 (bf16, hdim 128, 8192 tokens) this stage runs
 // at 600 TFLOP/s. Slower were: additions to dQ straight from registers (13 %); dQ staged beside products of scores, and
 // fenced by those who stage it (5 % together); with tiles of 64 queries, dQ of the tile before (up to 2 %, with early
-// scores; without them 3 to 5 %); dQ cleared by the first stage; blocks that take one work after the other (3 to 6 %; up
-// to 12 % faster for short sequences of head dim 64, which do).
+// scores; without them 3 to 5 %); dQ cleared by the first stage; dQ converted beside products of later sections (1 to 2 %);
+// blocks that take one work after the other (3 to 6 %; up to 12 % faster for short sequences of head dim 64, which do).
 #pragma once
 
 #include "bwd_consume.hpp"
@@ -34,14 +34,17 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     if constexpr (Tile::slices > 1) cluster_pass();  // init() released the barriers to the cluster
     if (threadIdx.x < 128) {
         release_registers<Tile::loader_registers>();
-        if (!Tile::persistent && first.work().begin() == first.work().end()) return;
         const unsigned thread = Row::block_mask ? threadIdx.x / 32 * 32 : threadIdx.x;
+        if (!Tile::persistent && first.work().begin() == first.work().end()) {
+            if (thread >= 96) ClearAhead<Row>{args, sections, first.work()}.clear_all();
+            return;
+        }
         if (thread >= 96)
-            load_rows<Row, false>(args, base);
+            load_rows<Row, false>(args, base, sections);
         else if (thread >= 64)
-            load_rows<Row, true>(args, base);
+            load_rows<Row, true>(args, base, sections);
         else if (thread == 32)
-            add_dq<Row>(args, maps, base);
+            add_dq<Row>(args, maps, base, sections);
         else if (thread == 0)
             load_tiles<Row>(args, maps, base, sections);
     } else {

@@ -106,6 +106,17 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 // The same of the device's memory.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// A number that the compiler takes for another one each time: what depends on it is computed where it is needed, and
+// occupies no register in the rest of a loop.
+__device__ __forceinline__ int computed_here(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+__device__ __forceinline__ std::int64_t computed_here(std::int64_t number) {
+    asm volatile("" : "+l"(number));
+    return number;
+}
+
 // ---- Counters in the device's memory, by which blocks wait for each other.
 
 __device__ __forceinline__ std::int32_t load_acquire(const std::int32_t* counter) {

@@ -47,7 +47,8 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
     // Enough of the number of visits before the one at a place to tell the stages and phases of dS and dQ. A ring of two
     // stages tells it, so no register need count.
     static __device__ __forceinline__ int visited(RingPlace<Tile::stages> place, int visits) {
-        return Tile::persistent && Tile::stages == 2 ? 4 + 2 * static_cast<int>(place.phase) + place.stage : visits;
+        constexpr bool ring_tells = Tile::stages == 2 && (Tile::persistent || (Row::block_mask && !Tile::lags));
+        return ring_tells ? 4 + 2 * static_cast<int>(place.phase) + place.stage : visits;
     }
 
     // A work, which comes after `count` others, from its first tile to dK and dV.
@@ -198,8 +199,14 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         wgmma_commit();
     }
 
+    // Under a block mask or with a bias there are no registers for places that depend on it alone.
+    __device__ __forceinline__ int lane_here() const {
+        return Row::block_mask || Row::bias == Bias::bias ? computed_here(lane) : lane;
+    }
+
     // As rows of queries: a panel for each warpgroup's keys.
     __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[m / 16][4], std::uint32_t target) const {
+        const int lane = lane_here();
         const std::uint32_t row = lane / 16 * 8 + lane % 8, column = warp * 32 + lane / 8 % 2 * 16;
         const std::uint32_t first = base + target + warpgroup * Tile::query_panel + swizzled(row, column);
 #pragma unroll
@@ -212,6 +219,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         if constexpr (Tile::divides_queries) {
             Base::template stage_rows<0, Tile::dq_columns / 2>(dq, memory, warpgroup * 64);
         } else {
+            const int lane = lane_here();
             const std::uint32_t column = warp % 2 * 64 + lane / 4 % 2 * 16 + lane / 8 * 4, row = 2 * (lane % 4);
             const std::uint32_t panel = base + memory + (2 * warpgroup + warp / 2) * Tile::query_panel;
             std::uint32_t place[4];
@@ -228,6 +236,14 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         barrier_wait(barriers.empty_dq(warpgroup, stage), (number / Tile::dq_stages + 1) % 2);
         stage_dq(Tile::dq_at + stage * Tile::dq_bytes, dq);
         Base::release_dq(barriers.full_dq(warpgroup, stage));
+    }
+
+    // The tile of a turn, and its head. Under a block mask both are in memory: no register keeps them.
+    __device__ __forceinline__ int tile_of(int turn, int stage) const {
+        return Row::block_mask ? Base::visit_of(stage).tile : work.template tile<Row>(turn);
+    }
+    __device__ __forceinline__ int head_of(int head, int stage) const {
+        return Row::block_mask ? Base::visit_of(stage).head : head;
     }
 
     // The tile of a turn. Unless dQ lags its scores are there, and those of the next one are left.
@@ -247,16 +263,16 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                 pin(s);
             }
             if constexpr (Tile::early_dv) {
-                Base::template weigh_and_pack<m>(head, work.template tile<Row>(turn), 0, stage, s, weights);
+                Base::template weigh_and_pack<m>(head_of(head, stage), tile_of(turn, stage), 0, stage, s, weights);
                 add_to_keys(weights, grad_o, dv);
                 wgmma_wait<1>();
             } else {
                 static_assert(!Row::logits, "a soft cap takes the weights as soon as they are there");
-                Base::template weigh<m>(head, work.template tile<Row>(turn), 0, stage, s);
+                Base::template weigh<m>(head_of(head, stage), tile_of(turn, stage), 0, stage, s);
                 wgmma_wait<0>();
             }
             pin(dp);
-            Base::template differentiate<!Tile::early_dv, m>(head, work.template tile<Row>(turn), 0, stage, s, dp,
+            Base::template differentiate<!Tile::early_dv, m>(head_of(head, stage), tile_of(turn, stage), 0, stage, s, dp,
                                                              weights, ds);
             if constexpr (!Tile::early_dv) add_to_keys(weights, grad_o, dv);
         }

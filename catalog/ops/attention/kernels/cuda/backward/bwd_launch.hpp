@@ -44,7 +44,8 @@ struct BehindSums {
     std::int64_t bytes;     // of everything
 
     BehindSums(const catalog_args& args, const Sections& of) {
-        if (Row::deterministic) item = args.nhead_q * counters_of_head(args, Row::tile_m0) * Tile::slices * 4;
+        if (Row::deterministic)
+            item = args.nhead_q * counters_of_head(args.tokens_q, args.batch, Row::tile_m0) * Tile::slices * 4;
         sections = item + (Tile::persistent ? 4 : 0);
         bytes = divide_up(sections + (Tile::clears_ahead ? std::int64_t{of.count} * 4 : 0), 16) * 16;
     }

@@ -155,7 +155,7 @@ __device__ __forceinline__ void add_tile(const catalog_args& args, const Backwar
                                          RingCount<BackwardTile<Row>::dq_stages>& place) {
     using Tile = BackwardTile<Row>;
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const RaggedRows rows(work.dq_offset() * 4, args.dq_acc.stride_seqlen * 4, work.seqlen_q());
+    const RaggedRows rows(work.dq_offset() * 4, computed_here(args.dq_acc.stride_seqlen) * 4, work.seqlen_q());
     if constexpr (Row::deterministic) fence_proxy_async_global();
 #pragma unroll
     for (int round = 0; round < Tile::dq_rounds; ++round) {

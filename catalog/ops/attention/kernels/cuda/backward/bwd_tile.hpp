@@ -60,10 +60,11 @@ struct BackwardTile {
     // Whether items clear dQ of other sections.
     static constexpr bool clears_ahead = Row::mode == Mode::batch && !Row::block_mask && slices == 1;
 
-    // Who looks for tiles in a bitmap needs more registers, unless the rest is plain. With 232, ptxas lets products of head
-    // dim 128 wait for each other.
-    static constexpr bool searches = Row::block_mask && (Row::deterministic || Row::logits || !plain);
-    static constexpr int consumer_registers = searches ? 232 : 240, loader_registers = searches ? 40 : 24;
+    // With 232 registers, ptxas lets products of head dim 128 wait for each other; with 240, some rows that look for tiles in
+    // a bitmap spill.
+    static constexpr bool needs_spares =
+        Row::block_mask && (Row::logits || (Row::bias == Bias::bias && Row::mask == Mask::generic));
+    static constexpr int consumer_registers = needs_spares ? 232 : 240, loader_registers = needs_spares ? 40 : 24;
     static_assert(consumers * consumer_registers + 128 * loader_registers <= threads * (65536 / threads / 8 * 8),
                   "what warpgroups claim must have been released, or they wait forever");
 

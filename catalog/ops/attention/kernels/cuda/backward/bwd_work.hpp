@@ -59,8 +59,8 @@ inline Sections sections_of(const catalog_args& args) {
 
 // Counters behind dQ, of each tile of queries of each head: how many blocks have added to it. Every sequence has places
 // of its own, however long it is.
-inline __host__ __device__ std::int64_t counters_of_head(const catalog_args& args, int tile_rows) {
-    return static_cast<std::uint64_t>(args.tokens_q) / static_cast<unsigned>(tile_rows) + args.batch;
+inline __host__ __device__ std::int64_t counters_of_head(std::int64_t tokens_q, std::int64_t batch, int tile_rows) {
+    return static_cast<std::uint64_t>(tokens_q) / static_cast<unsigned>(tile_rows) + batch;
 }
 
 __device__ __forceinline__ void store_wide_number(std::uint32_t at, std::int64_t number) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ std::int64_t load_wide_number(std::uint32_t at) {
 // Tiles of an entry of the block mask.
 template <class Row>
 __device__ __forceinline__ int tiles_of_entry(const catalog_args& args) {
-    return static_cast<int>(args.block_mask_q) / Row::tile_m0;
+    return computed_here(static_cast<int>(args.block_mask_q)) / Row::tile_m0;
 }
 
 // The head of keys of an item, its section, and its first key.
@@ -156,7 +156,8 @@ struct WorkInMemory {
         store_wide_number(at + dq_at, dq_offset() + args.dq_acc.stride_nhead);
         if constexpr (Row::deterministic)
             store_wide_number(at + counters_at,
-                              wide_number(counters_at) + 4 * counters_of_head(args, BackwardTile<Row>::m));
+                              wide_number(counters_at) + 4 * counters_of_head(computed_here(args.tokens_q), args.batch,
+                                                                              BackwardTile<Row>::m));
     }
 
     // By one thread, which has few registers: all numbers of an item are stored as soon as they are known.
@@ -186,9 +187,9 @@ struct WorkInMemory {
         store_wide_number(at + dq_at, offset_of(args.dq_acc, batch(), head_k() * heads(), first_q()));
         if constexpr (Row::deterministic) {
             const std::int64_t first = Row::mode == Mode::group ? first_q() : index() * args.seqlen_q;
-            const std::int64_t counters_of_slice = args.nhead_q * counters_of_head(args, m);
-            const std::int64_t counter = slice_of<Row>() * counters_of_slice +
-                                         head_k() * heads() * counters_of_head(args, m) + first / m + index();
+            const std::int64_t of_head = counters_of_head(args.tokens_q, args.batch, m);
+            const std::int64_t counter =
+                (slice_of<Row>() * args.nhead_q + head_k() * heads()) * of_head + first / m + index();
             const std::int32_t* const counters =
                 static_cast<std::int32_t*>(args.dq_acc.data) + args.nhead_q * args.tokens_q * args.hdim_q + counter;
             store_wide_number(at + counters_at, reinterpret_cast<std::int64_t>(counters));

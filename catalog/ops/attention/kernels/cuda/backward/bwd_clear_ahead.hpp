@@ -4,8 +4,8 @@
 // some sections ahead: of the heads that have its heads' numbers there, as large a share of each as its keys are of all
 // keys. A kernel before this stage clears the first sections.
 //
-// Blocks wait only for items that come before theirs, which are running or done: so all of them end. So many items lie
-// between that they hardly wait at all.
+// Blocks wait only for items that come before theirs, which are running or done: so all of them end. Most have cleared
+// their share long before.
 #pragma once
 
 #include "bwd_work.hpp"

@@ -22,8 +22,8 @@ struct Sections {
     int blocks = 0;
     std::int32_t* next = nullptr;  // counts the items that were taken after these; null where there are none
 
-    // Of each section, how many items have cleared their share of its dQ, which is so many rows of each head and so many
-    // sections ahead: see bwd_clear_ahead.hpp. Null where they clear nothing.
+    // How many items have cleared their share of each section's dQ, see bwd_clear_ahead.hpp: null where they clear nothing.
+    // `share`: rows of each head; `ahead`: sections between an item's own and the one whose dQ it clears.
     std::int32_t* cleared = nullptr;
     int share = 0, ahead = 0;
 };

@@ -91,7 +91,7 @@ def _narrow_fields(kernel: Kernel, fields: dict[str, Any], rng: random.Random) -
     across: dict[str, int] = {}
     if pipeline != "host_direct":
         across = {"dilation": 1} if backward else {"dilation": 1, "stride": rng.choice((1, 2))}
-    if pipeline in ("host_depthwise", "host_two_rows", "host_two_rows_dot"):
+    if pipeline in ("host_depthwise", "host_depthwise_dot", "host_two_rows", "host_two_rows_dot"):
         across |= {"filter": 3, "size": rng.choice((15, 16, 17, 40))}
         across |= {"stride": 1, "pad": rng.choice((1, 2))} if backward else {"pad": rng.choice((0, 1))}
     down = across | {"size": fields["size"][0]} if "two_rows" in pipeline else {}

@@ -87,6 +87,23 @@ def test_gradients_of_depthwise_weights_from_large_images(catalog: Catalog, stri
 
 
 @pytest.mark.slow
+def test_gradients_of_depthwise_weights_are_infinite_only_for_taps_that_meet_an_infinity(catalog: Catalog) -> None:
+    """A position at a corner of the image, whose neighbours are multiplied with it at once, meets no tap outside."""
+    problem = ConvProblem(
+        n=1, c=32, k=32, g=32, size=(6, 24), filter=(3, 3), pad=(1, 1), direction="bwd_weight", dtype="bf16"
+    )
+    inputs = make_inputs(problem, SEED)
+    infinity = inputs["output"].dtype.type(np.inf)
+    inputs["input"][...] = inputs["input"].dtype.type(1)
+    inputs["output"][0, 0, 0, 3] = inputs["output"][0, 5, 23, 30] = infinity
+    met = np.zeros(problem.shapes["weight"], bool)
+    met[3, 1:, 1:] = met[30, :2, :2] = True
+    for kernel in (one.kernel for one in catalog.candidates(problem) if one.kernel.algorithm.pipeline in NARROW):
+        result = catalog.plan(problem, kernel).run(inputs).outputs["weight"].astype(np.float32)
+        np.testing.assert_array_equal(np.isinf(result), met, err_msg=kernel.name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_kernels_of_narrow_groups_compute_any_problem_that_they_answer(catalog: Catalog, direction: str) -> None:
     kernels = narrow_rows(catalog, direction)

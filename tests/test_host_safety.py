@@ -275,6 +275,7 @@ def test_sanitizers_find_nothing_in_convolutions(tmp_path: Path, sanitizer: Sani
     wanted += [("host_padded", "forward", "fp32"), ("host_two_rows", "bwd_data", "fp32")]
     if "avx512_bf16" in cpu_features():
         wanted += [("host_two_rows_dot", "forward", "bf16"), ("host_padded_dot", "forward", "bf16")]
+        wanted += [("host_depthwise_dot", "bwd_weight", "bf16")]
         wanted += [("host_groups_amx", direction, "bf16") for direction in ("forward", "bwd_data", "bwd_weight")]
     with Catalog(tmp_path / "catalog.db") as catalog:
         for arch in ARCHES:

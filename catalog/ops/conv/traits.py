@@ -75,6 +75,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_PANEL = "host_panel"
     HOST_DIRECT = "host_direct"
     HOST_DEPTHWISE = "host_depthwise"
+    HOST_DEPTHWISE_DOT = "host_depthwise_dot"
     HOST_GROUPS_AMX = "host_groups_amx"
     HOST_LINES_AMX = "host_lines_amx"
     HOST_PADDED = "host_padded"
@@ -91,8 +92,8 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
 
 
 NARROW = (
-    *(Pipeline.HOST_DIRECT, Pipeline.HOST_DEPTHWISE, Pipeline.HOST_PADDED, Pipeline.HOST_PADDED_DOT),
-    *(Pipeline.HOST_TWO_ROWS, Pipeline.HOST_TWO_ROWS_DOT),
+    *(Pipeline.HOST_DIRECT, Pipeline.HOST_DEPTHWISE, Pipeline.HOST_DEPTHWISE_DOT, Pipeline.HOST_PADDED),
+    *(Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS, Pipeline.HOST_TWO_ROWS_DOT),
 )
 """Pipelines of CPUs for narrow groups."""
 

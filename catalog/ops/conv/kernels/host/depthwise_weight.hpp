@@ -2,6 +2,9 @@
 // registers, so an element is read once for each of them; rows are read in strips, which stay in the first cache until
 // the last tap has met them. Strips are taken in chunks, whose sums are added at the end in the same order for any number
 // of threads.
+//
+// With AVX512-BF16, two neighbouring positions are multiplied at once: bf16 become pairs in one instruction for two vectors,
+// and floats in two for each.
 #pragma once
 
 #include "multiples.hpp"
@@ -12,17 +15,24 @@ namespace catalog::host {
 template <class Row>
 class DepthwiseGradients {
     using T = typename Row::dtype;
-    static constexpr int wide = 3, positions = 2;  // taps of a row; positions that share what they read
+    using Unit = std::conditional_t<Row::in_pairs, BrainPair, float>;
+    using Factor = typename Units<Unit>::Vector;
+    static constexpr int at_once = Units<Unit>::depth;       // positions that a product adds up
+    static constexpr int wide = 3, positions = 2 * at_once;  // taps of a row; positions that share what they read
     static constexpr std::int64_t strip = 28, blocks_per_item = 128 / vector_bytes;  // two lines of the cache
-    static constexpr std::int64_t in_registers = 56;  // positions whose sums stay there
 
     // Of tensors from this size on, rows are prefetched while those before them are multiplied: a row is read in pieces of
     // two lines, which a CPU does not prefetch. On a Zen 5, that takes 10 to 40 % less time; smaller tensors take 5 % more.
     static constexpr std::int64_t least_bytes_ahead = 16 << 20;
+    // Positions whose sums stay in registers. What is prefetched has to stay in the caches until then; smaller tensors take
+    // 5 to 20 % less time with all rows of a piece.
+    static constexpr std::int64_t few_positions = 56;
 #if defined(__AVX512F__)
     static constexpr bool may_ask = true;
+    static constexpr std::int64_t many_positions = 784;
 #else
     static constexpr bool may_ask = false;  // not measured
+    static constexpr std::int64_t many_positions = few_positions;
 #endif
 
    public:
@@ -78,7 +88,8 @@ class DepthwiseGradients {
         const std::int64_t strips = std::max<std::int64_t>(of_w.count / strip, 1);
         for (std::int64_t s = 0; s < strips; ++s) {
             const Range across{s * strip, s + 1 < strips ? (s + 1) * strip : of_w.count};
-            const std::int64_t most = std::max<std::int64_t>(in_registers / (across.end - across.first), 1);
+            const std::int64_t of_sums = asks ? few_positions : many_positions;
+            const std::int64_t most = std::max<std::int64_t>(of_sums / (across.end - across.first), 1);
             for (std::int64_t h = rows.first, end; h < rows.end; h = end) {
                 const Range high = of_h.inside(h);
                 const auto meets_alike = [&](const Range& row) { return row.first == high.first && row.end == high.end; };
@@ -119,53 +130,73 @@ class DepthwiseGradients {
                 for (int j = 0; j < wide; ++j) body(i, j);
         };
         for_taps([&](int i, int j) { total[i][j] = Float{}; });
+        constexpr int columns = step * positions + std::max(wide - step * at_once, 0);
         const std::int64_t later_seen = rows * of_h.stride * row, later_made = rows * of_w.count * pixel;
         for (; rows > 0; --rows, seen += of_h.stride * row, made += of_w.count * pixel) {
+            // A position that does not meet a tap is zero in both factors: the other one could be an infinity.
             const auto add_checked = [&](std::int64_t p) {
-                const Float gradient = load(made + p * pixel);
+                const T* const gradients = made + p * pixel;
                 const std::int64_t w = of_w.origin + p * step;
 #pragma GCC unroll 4
-                for (int j = 0; j < wide; ++j)
-                    if (is_inside(w + j, of_w.extent))
+                for (int j = 0; j < wide; ++j) {
+                    const bool first = is_inside(w + j, of_w.extent);
+                    const bool second = at_once == 2 && p + 1 < across.end && is_inside(w + step + j, of_w.extent);
+                    if (!first && !second) continue;
+                    const auto factor = [&](const T* of_first, std::int64_t next) {
+                        return factor_of(first ? of_first : zeros<T>, second ? of_first + next : zeros<T>);
+                    };
+                    const Factor gradient = factor(gradients, pixel);
 #pragma GCC unroll 4
-                        for (int i = 0; i < high; ++i)
-                            total[i][j] += load(seen + i * of_h.apart * row + (w + j) * pixel) * gradient;
+                    for (int i = 0; i < high; ++i) {
+                        const T* const at = seen + i * of_h.apart * row + (w + j) * pixel;
+                        Units<Unit>::multiply_add(total[i][j], factor(at, step * pixel), gradient);
+                    }
+                }
             };
             std::int64_t p = across.first;
-            for (; p < inner; ++p) add_checked(p);
+            for (; p < inner; p += at_once) add_checked(p);
             const T* of_row[high];
 #pragma GCC unroll 4
             for (int i = 0; i < high; ++i) of_row[i] = seen + i * of_h.apart * row + (of_w.origin + p * step) * pixel;
             const T* to_row = made + p * pixel;
             for (; p + positions <= end; p += positions, to_row = apart.at(to_row, positions)) {
-                Float gradient[positions];
+                Factor gradient[positions / at_once];
 #pragma GCC unroll 4
                 for (int n = 0; n < positions; ++n) {
-                    gradient[n] = load(apart.at(to_row, n));
-                    if constexpr (asks) prefetch_later(apart.at(to_row, n) + later_made);
+                    const T* const at = apart.at(to_row, n);
+                    if (n % at_once == 0) gradient[n / at_once] = factor_of(at, apart.at(to_row, n + 1));
+                    if constexpr (asks) prefetch_later(at + later_made);
                 }
 #pragma GCC unroll 4
                 for (int i = 0; i < high; ++i) {
-#pragma GCC unroll 8
-                    for (int column = 0; column < step * (positions - 1) + wide; ++column) {
-                        const Float x = load(apart.at(of_row[i], column));
+#pragma GCC unroll 16
+                    for (int column = 0; column < columns; ++column) {
+                        const T* const at = apart.at(of_row[i], column);
+                        const Factor x = factor_of(at, apart.at(of_row[i], column + step));
                         if constexpr (asks)  // rows that the next ones meet and these do not
-                            if (i + step >= high && column < step * positions)
-                                prefetch_later(apart.at(of_row[i], column) + later_seen);
+                            if (i + step >= high && column < step * positions) prefetch_later(at + later_seen);
 #pragma GCC unroll 4
-                        for (int n = 0; n < positions; ++n)
+                        for (int n = 0; n < positions; n += at_once)
                             if (column >= n * step && column - n * step < wide)
-                                total[i][column - n * step] += x * gradient[n];
+                                Units<Unit>::multiply_add(total[i][column - n * step], x, gradient[n / at_once]);
                     }
                     of_row[i] = apart.at(of_row[i], positions * step);
                 }
             }
-            for (; p < across.end; ++p) add_checked(p);
+            for (; p < across.end; p += at_once) add_checked(p);
         }
         for_taps([&](int i, int j) {
             float* const at = to + (i * wide + j) * lanes;
             store(at, load(at) + total[i][j]);
         });
+    }
+
+    // A vector of channels at a position; in pairs, also those at another one.
+    static Factor factor_of(const T* first, [[maybe_unused]] const T* second) {
+        if constexpr (at_once == 2)
+            return Units<Unit>::across(load_bits<HalfBits>(first), load_bits<HalfBits>(second));
+        else
+            return load(first);
     }
 
     const catalog_args& args;

@@ -11,7 +11,7 @@ _IN_TILES = (
     *(Pipeline.HOST_AMX, Pipeline.HOST_GROUPS_AMX, Pipeline.HOST_LINES_AMX),
     *(Pipeline.HOST_SCATTER_AMX, Pipeline.HOST_SHIFT_AMX),
 )
-_IN_PAIRS = (Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS_DOT)
+_IN_PAIRS = (Pipeline.HOST_DEPTHWISE_DOT, Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS_DOT)
 
 
 def emit(kernel: Kernel) -> str:

@@ -140,9 +140,8 @@ class Catalog:
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        wanted = Wanted(lineage.arch, lineage.revision, lineage.variant, lineage.operation)
         with self._file.lock:
-            return self._planners.of(wanted).decisions.questions(problem)
+            return self._planners.of(lineage.wanted).decisions.questions(problem)
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
         """Like :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
@@ -151,8 +150,7 @@ class Catalog:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._file.lock:
-            wanted = Wanted(kernel.arch, kernel.revision, kernel.variant, kernel.operation)
-            return self._planners.of(wanted).plan_with(problem, kernel)
+            return self._planners.of(kernel.lineage.wanted).plan_with(problem, kernel)
 
     @on_default
     def candidates(

@@ -106,9 +106,9 @@ class Demand:
             if wanted.revision is None:
                 populate_to_build(catalog, wanted.arch, wanted.operation)
         for call in self.calls:
-            problem, (arch, revision, variant, _) = call
+            problem, wanted = call
             try:
-                plans[call] = catalog.stages(problem, arch=arch, revision=revision, mask_impl=variant)
+                plans[call] = catalog.stages(problem, **wanted.keywords)
             except SelectionError as error:
                 unanswered[call] = error
         return Answers(self, plans, unanswered)

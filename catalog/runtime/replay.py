@@ -147,8 +147,7 @@ def _plan(catalog: Catalog, used: Used, options: ReplayOptions) -> Plan | Catalo
     try:
         check_available(resolve_arch(options.arch or used.wanted.arch))
         if options.arch is None:
-            arch, revision, variant, _ = used.wanted
-            return catalog.select(used.problem, arch=arch, revision=revision, mask_impl=variant)
+            return catalog.select(used.problem, **used.wanted.keywords)
         return catalog.select(used.problem, arch=options.arch)
     except CatalogError as error:
         return error

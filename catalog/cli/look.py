@@ -49,7 +49,7 @@ def query(
     from catalog.errors import UsageError
     from catalog.registry import foreign as others
     from catalog.registry import query as engine
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
 
     if foreign and operation is not None:
         raise UsageError("--operation and --foreign exclude each other", hint="Ask for: operation = 'gemm'")
@@ -357,7 +357,7 @@ def report(
     Example: catalog report --winners --format csv
     """
     from catalog.errors import UsageError
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
 
     if (out is None) != winners:
         raise UsageError("give either --out DIR or --winners", hint="For a page: catalog report --out report")

@@ -16,8 +16,8 @@ from catalog.ops.families import mains
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile
-from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.funnel import Step
+from catalog.runtime.here import Devices, resolve_arch
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan
 from catalog.runtime.planner import Planners

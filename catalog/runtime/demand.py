@@ -14,7 +14,7 @@ from catalog.files import StrPath
 from catalog.messages import counted
 from catalog.ops import operations
 from catalog.runtime.build_run import EVERYTHING, Shard, populate_to_build
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 from catalog.runtime.traces import read_trace
 from catalog.schema.deployment import Deployment, read_model
 from catalog.schema.kernel import Kernel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.errors import INTERRUPTED, CatalogError
 from catalog.runtime import tracing
 from catalog.runtime.bench_shapes import checks_of, expected_of
-from catalog.runtime.devices.here import check_available, resolve_arch
+from catalog.runtime.here import check_available, resolve_arch
 from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule, measure, summarise
 from catalog.runtime.traces import Used

@@ -14,7 +14,7 @@ from catalog import settings
 from catalog.errors import UsageError
 from catalog.ops import operation as named_operation
 from catalog.runtime.catalog_file import CatalogFile, nearest_of, read_spec
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 from catalog.schema.columns import BASE
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Wanted

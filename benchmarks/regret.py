@@ -167,7 +167,7 @@ class Bench:
         machine = {"arch": info.arch, "device": info.name, "cores": info.cores, "as": options.measured_as}
         until = time.monotonic() + options.budget
         with same_threads(device) if self.against else nullcontext():
-            # In turns, so that a run that ends early has problems of both sets.
+            # Alternately, so that a run that ends early has problems of both sets.
             turns = [
                 (turn / len(of), name, each)
                 for name, of in (("known", known), ("new", new))

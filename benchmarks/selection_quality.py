@@ -15,7 +15,7 @@ from pathlib import Path
 from catalog import Catalog, Problem
 from catalog.backends import backend_of
 from catalog.registry.timings import SOUND, most_measured, nearest
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 from catalog.runtime.race import choice
 from catalog.schema.policy import CONDITION, GRAPH
 

@@ -42,9 +42,9 @@ from catalog.foreign.installed import plugins as implementations
 from catalog.plugins import entry_points_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
-from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
+from catalog.runtime.here import resolve_arch
 from catalog.schema import grammar, traits
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings

@@ -12,8 +12,8 @@ from catalog.ops import operation
 from catalog.ops.conv import traits
 from catalog.ops.conv.problem import ConvProblem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
+from catalog.runtime.here import resolve_arch
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
 from catalog.schema.kernel import Kernel

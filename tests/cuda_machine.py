@@ -15,7 +15,7 @@ from catalog.build.builder import Builder
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.cuda import driver as cuda_driver
-from catalog.runtime.devices.here import Devices
+from catalog.runtime.here import Devices
 from catalog.schema.kernel import Kernel
 
 ONE_KEY = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=1, hdim_q=128, dtype="fp16")

@@ -24,6 +24,8 @@ from catalog.build.toolchains import find_host_toolchain
 from catalog.ops import operation
 from catalog.ops.attention.stages import stages_of
 from catalog.ops.attention.traits import Family
+from catalog.ops.attention.workspace import workspace_of
+from catalog.runtime.bound import take
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
 INCLUDES = (f"-I{INCLUDE}", f"-I{operation().headers['kernels']}")
@@ -131,6 +133,19 @@ def expected(problem, v):
     heads = problem.tensors["v"].strides[1]
     o = np.repeat(v, problem.nhead_q // problem.nhead_k, axis=heads)
     return o[tuple(slice(extent) for extent in problem.shapes["o"])]
+
+
+def call_of(device, problem, tensors, num_splits=1):
+    """The call with the tensors, checked as those of a plan are."""
+    outputs = {name: tensors[name] for name in problem.made if name in tensors}
+    inputs = {name: value for name, value in tensors.items() if name not in outputs}
+    return device.call(problem, take(problem, device, inputs, outputs, 0).arrays, workspace_of(problem, num_splits))
+
+
+def compile_kernel(folder, **row):
+    """The library of the stand-in kernel for fp32; ``row`` is what it says of its row."""
+    source = kernel_source(json.dumps({"id": "ROW"} | row), element_bytes=4)
+    return compile_c(folder, source, "-shared", "-fPIC", *INCLUDES)
 
 
 def compile_c(folder, source, *options):

@@ -11,8 +11,8 @@ from catalog.ops import operation
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.traits import OF_GROUPS, scales_of
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
+from catalog.runtime.here import resolve_arch
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
 from catalog.schema.kernel import Kernel

@@ -22,8 +22,8 @@ from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.stages import MAIN_STAGE, STAGES
 from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, Mode, Pipeline, Qscale, Rope
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
+from catalog.runtime.here import resolve_arch
 from catalog.runtime.inputs import draw_inputs as draw_plain
 from catalog.runtime.tensors import Array
 from catalog.schema.problem_tensors import bytes_of_element

@@ -26,8 +26,8 @@ from catalog.ops.attention.problem import Problem
 from catalog.ops.conv.problem import ConvProblem
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import Devices
 from catalog.runtime.devices.host import device as host_device
+from catalog.runtime.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.runtime.validate import Expected

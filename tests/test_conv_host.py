@@ -179,7 +179,7 @@ def test_minimal_filtering_spreads_no_infinity(
     ),
 )
 def test_large_results_are_equal_at_any_address(catalog: Catalog, of: str) -> None:
-    """Those at addresses of whole vectors are stored around the caches."""
+    """Results at addresses of whole vectors bypass the caches."""
     found = rows(catalog, f"pipeline = {of} AND family = 'forward' AND layout = 'nhwgc' AND ndim = 2")
     if not found:
         pytest.skip("this arch has no such kernel")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import leaves_nothing, load, missing
-from fake_gpu import INCLUDES, Exposed, Shared, compile_c, expected, kernel_source
+from fake_gpu import Exposed, Shared, call_of, compile_kernel, expected
 
 from catalog.errors import DeviceError, TensorError, UsageError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.workspace import workspace_of
-from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.cuda import nvml
 from catalog.runtime.devices.cuda.device import CudaDevice
@@ -44,13 +42,6 @@ SPLIT = Problem(op="splitkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_
 Q = np.zeros((8, 4, 16), np.float32)
 
 
-def call_of(device, problem, tensors, num_splits=1):
-    """The call with the tensors, checked as those of a plan are."""
-    outputs = {name: tensors[name] for name in problem.made if name in tensors}
-    inputs = {name: value for name, value in tensors.items() if name not in outputs}
-    return device.call(problem, take(problem, device, inputs, outputs, 0).arrays, workspace_of(problem, num_splits))
-
-
 @pytest.fixture
 def fake():
     """A test leaves nothing that it made."""
@@ -66,11 +57,7 @@ def runtime(fake):
 
 @pytest.fixture
 def kernel(tmp_path):
-    def kernel(**row):
-        source = kernel_source(json.dumps({"id": "ROW"} | row), element_bytes=4)
-        return compile_c(tmp_path, source, "-shared", "-fPIC", *INCLUDES)
-
-    return kernel
+    return partial(compile_kernel, tmp_path)
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine may have an NVIDIA GPU")

@@ -13,7 +13,7 @@ from fake_gpu import expected, target
 from catalog.build.builder import Builder
 from catalog.errors import QuarantinedError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import Devices
+from catalog.runtime.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune

@@ -27,8 +27,8 @@ from catalog.runtime.deployed import deployed
 from catalog.runtime.devices.cuda import driver as cuda_driver
 from catalog.runtime.devices.cuda.runtime import CudaRuntime
 from catalog.runtime.devices.gpu.resources import Memory, Stream
-from catalog.runtime.devices.here import Devices
 from catalog.runtime.devices.known_call import IN_ORDER
+from catalog.runtime.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace

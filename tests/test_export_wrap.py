@@ -16,7 +16,7 @@ from catalog.build.export import wrap
 from catalog.build.export.headers import read_header
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 
 wrap_headers = partial(wrap.wrap_headers, targets=target_of, toolsets=toolset_of)
 

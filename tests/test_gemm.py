@@ -139,8 +139,9 @@ def test_a_name_may_stand_for_several_kernels(catalog: Catalog) -> None:
         catalog, "name, group_concat(elementwise, ' '), count(DISTINCT id)", "family = 'multi_d' GROUP BY name"
     )
     assert {(names, ids) for _, names, ids in shared} == {("MultiDMultiply MultiDAdd PassThrough", 3)}
-    grammar = operation("gemm").kernel.grammar("multi_d", Lineage("gemm", "gfx950", "2025-11", TE, "generic"))
-    parsed = grammar.parse(shared[0][0])
+    kernel, lineage = operation("gemm").kernel, Lineage("gemm", "gfx950", "2025-11", TE, "generic")
+    assert [kernel.family_named(name, lineage) for name in (shared[0][0], "gemm_nonsense")] == ["multi_d", None]
+    parsed = kernel.grammar("multi_d", lineage).parse(shared[0][0])
     assert parsed is not None
     assert (parsed["dtype_acc"], parsed["double_buffer"], parsed["layout"]) == ("fp32", False, "rcrr")
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import leaves_nothing, load, missing
-from fake_gpu import INCLUDES, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
+from fake_gpu import Exposed, Shared, call_of, compile_c, compile_kernel, expected, make_runtime
 
 from catalog.errors import DeviceError, TensorError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.workspace import workspace_of
-from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.gpu.resources import Event, Memory, Stream
 from catalog.runtime.devices.hip.device import HipDevice
@@ -27,13 +25,6 @@ from catalog.runtime.tensors import make_outputs
 
 PACKED = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="fp32")
 SPLIT = Problem(op="splitkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=900, hdim_q=16, dtype="fp32")
-
-
-def call_of(device, problem, tensors, num_splits=1):
-    """The call with the tensors, checked as those of a plan are."""
-    outputs = {name: tensors[name] for name in problem.made if name in tensors}
-    inputs = {name: value for name, value in tensors.items() if name not in outputs}
-    return device.call(problem, take(problem, device, inputs, outputs, 0).arrays, workspace_of(problem, num_splits))
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +49,7 @@ def runtime(fake, libraries):
 
 @pytest.fixture
 def kernel(tmp_path):
-    def kernel(**row):
-        source = kernel_source(json.dumps({"id": "ROW"} | row), element_bytes=4)
-        return compile_c(tmp_path, source, "-shared", "-fPIC", *INCLUDES)
-
-    return kernel
+    return partial(compile_kernel, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.resources import Memory
-from catalog.runtime.devices.here import Devices
 from catalog.runtime.devices.hip import bindings
 from catalog.runtime.devices.hip import driver as hip_driver
+from catalog.runtime.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs

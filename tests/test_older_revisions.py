@@ -26,7 +26,7 @@ from catalog.ops.attention.traits import TRAITS, Family
 from catalog.rules.parity import Comparison
 from catalog.runtime.build_run import BuildRun
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 
 RECEIPTS = {
     "2025-07": (0, 1, 2, 3, 4, 100, 200, 300, 400, 600),

@@ -23,6 +23,7 @@ import pytest
 from conftest import missing
 
 ROOT = Path(__file__).parent.parent
+MOST_LINES = 500
 CACHES = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
 
@@ -70,6 +71,48 @@ def test_no_import_comes_back_to_its_module():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"an import cycle: {' <- '.join(error.args[1])}", pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher"),
+    [
+        ("schema", ("backends", "rules", "registry", "runtime", "cli")),
+        ("ops", ("backends", "rules", "cli")),
+        ("build/targets.py", ("backends",)),
+        ("runtime/devices", ("backends", "rules", "cli")),
+    ],
+    ids=("schema", "ops", "targets", "devices"),
+)
+def test_lower_layers_do_not_import_higher_ones(lower, higher):
+    """Imports inside functions count."""
+    place = ROOT / "catalog" / lower
+    for path in place.rglob("*.py") if place.is_dir() else [place]:
+        for target in imports_of(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(target, str) and target.startswith("catalog."):
+                assert target.split(".")[1] not in higher, f"{path.relative_to(ROOT)} imports {target}"
+
+
+def test_sources_are_short():
+    """A file has one purpose."""
+    folders = ("catalog", "tests", "docs", "examples", "benchmarks")
+    sources = (path for folder in folders for path in (ROOT / folder).rglob("*.*"))
+    long = [
+        f"{path.relative_to(ROOT)}: {lines} lines"
+        for path in sources
+        if path.suffix in {".py", ".hpp", ".h", ".cpp", ".c", ".sql", ".jinja", ".html"}
+        and (lines := path.read_bytes().count(b"\n")) > MOST_LINES
+    ]
+    assert not long
+
+
+@pytest.mark.parametrize("operation", ["attention", "gemm", "conv"])
+def test_the_page_of_cuda_kernels_names_all_headers(operation):
+    """Those in folders by their folder."""
+    folder = ROOT / "catalog" / "ops" / operation / "kernels" / "cuda"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    places = {header.relative_to(folder) for header in folder.rglob("*.hpp")}
+    named = {f"`{place.parts[0]}/`" if len(place.parts) > 1 else f"`{place}`" for place in places}
+    assert {name for name in named if name not in page} == set()
 
 
 def files_below(folder):

@@ -355,6 +355,15 @@ def test_a_catalog_without_kernels_of_an_operation_says_how_to_add_them(host_fil
         count(host_file, Query(operation="conv"), LIMITS)
 
 
+def test_words_of_an_operations_traits_are_recognised_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    Catalog(path).populate("sm_90", operation="conv")
+    for word, hint in (("nhwgc", "single quotes"), ("qr_async", "catalog columns")):
+        with pytest.raises(QueryError) as raised:
+            count(path, Query(f"layout IN ({word})", operation="conv"), LIMITS)
+        assert hint in (raised.value.hint or "")
+
+
 def test_archs_of_other_operations_do_not_count(populated: Callable[..., Path], tmp_path: Path) -> None:
     path = Path(shutil.copy(populated("gfx942"), tmp_path))
     Catalog(path).populate("sm_90", operation="conv")

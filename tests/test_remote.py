@@ -21,7 +21,7 @@ from tiny_project import Project, answer_of, make_kernel, make_project
 from catalog.build import remote
 from catalog.build.builder import Artifact
 from catalog.build.cache import Cache
-from catalog.build.offline_builder import StoredBuilder
+from catalog.build.offline_builder import OfflineBuilder
 from catalog.build.remote import Remote
 from catalog.build.signatures import new_key
 from catalog.errors import MissingKernelError, UsageError
@@ -102,13 +102,13 @@ def test_a_machine_that_may_not_write_only_reads(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_machine_without_a_compiler_gets_the_newest_library_of_the_row(site: Site, made: Artifact) -> None:
-    stored = StoredBuilder(site.folder / "runner", targets=lambda arch: site.project.target)
+    stored = OfflineBuilder(site.folder / "runner", targets=lambda arch: site.project.target)
     assert answer_of(stored.build(make_kernel()).path) == 1064
     with pytest.raises(MissingKernelError, match="is not in the cache"):
         stored.build(make_kernel(128))
 
     site.project.write("abi.h", "#define CATALOG_ABI_VERSION 2\n")
-    other = StoredBuilder(site.folder / "other", targets=lambda arch: site.project.target)
+    other = OfflineBuilder(site.folder / "other", targets=lambda arch: site.project.target)
     with pytest.raises(MissingKernelError, match="is not in the cache"):  # its libraries have another ABI
         other.build(make_kernel())
 

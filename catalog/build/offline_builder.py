@@ -50,7 +50,7 @@ class _Index:
             self._entries.setdefault(subject_of(record, origin), []).append((record, origin.abi))
 
 
-class StoredBuilder(Builder):
+class OfflineBuilder(Builder):
     """Serves entries of the cache and of the remote cache; never starts a compiler."""
 
     @cached_property

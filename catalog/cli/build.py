@@ -249,7 +249,7 @@ def _kernels_meeting(
     """The kernels to build, with hints if there are none."""
     from catalog.registry.query import Query, hints
     from catalog.runtime.build_run import about_left_out, kernels_to_build
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
 
     kernels, left_out = kernels_to_build(catalog, where, arch, limit, operation)
     if left_out:

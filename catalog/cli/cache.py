@@ -182,8 +182,8 @@ def export_libraries(
     Example: catalog cache export --max-size 1900M --by calls --trace calls.jsonl kernels.bundle
     """
     from catalog.errors import UsageError
-    from catalog.runtime.devices.here import resolve_arch
     from catalog.runtime.exchange import Usage, export_bundle
+    from catalog.runtime.here import resolve_arch
     from catalog.units import parse_size
 
     if max_size is not None and trace is None:

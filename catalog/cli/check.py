@@ -134,7 +134,7 @@ def parity(
     from catalog.messages import counted
     from catalog.rules.parity import COLUMNS, Comparison, Live, exit_code
     from catalog.rules.receipts import resolve_receipts
-    from catalog.runtime.catalog_file import nearest_of
+    from catalog.schema.lineage import Wanted
 
     catalog, reference, its, advice = open_catalog(context), None, revision, dict[str, str]()
     if ck_root is not None:
@@ -145,16 +145,15 @@ def parity(
     for name in archs:
         for number in resolve_receipts(catalog.spec(name, its), receipt):
             try:
-                comparison = catalog.parity(name, number, revision=its, mask_impl=mask_impl, reference=reference)
-                if reference is not None and revision is None and not comparison.passed:
-                    closest = nearest_of(name, mask_impl, number, comparison.reference)
-                    nearest = str(closest.request.spec.revision)
-                    if nearest != its:
-                        comparison = catalog.parity(
-                            name, number, revision=nearest, mask_impl=mask_impl, reference=reference
-                        )
+                wanted = Wanted(name, its, mask_impl)
+                comparison, nearest = (
+                    (catalog.rows.parity(wanted, number, reference), None)
+                    if reference is None or revision is not None
+                    else catalog.rows.parity_of_checkout(wanted, number, reference)
+                )
+                if nearest is not None:
                     advice[name] = (
-                        f"Nearest known revision: {nearest}, with {closest.common:,} of "
+                        f"Nearest known revision: {nearest.revision}, with {nearest.common:,} of "
                         f"{counted(len(comparison.reference), 'name')} in common. To make the kernels of the checkout "
                         f"rows:\n  catalog populate --ck-root {shlex.quote(str(ck_root))} --arch {name}"
                         f"{'' if mask_impl == 'generic' else f' --mask-impl {mask_impl}'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -49,7 +49,7 @@ def query(
     from catalog.errors import UsageError
     from catalog.registry import foreign as others
     from catalog.registry import query as engine
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
 
     if foreign and operation is not None:
         raise UsageError("--operation and --foreign exclude each other", hint="Ask for: operation = 'gemm'")
@@ -127,6 +127,7 @@ def explain(
     from catalog.errors import UsageError
     from catalog.ops import DEFAULT, operation
     from catalog.runtime.explained import explained_problem, explained_traits
+    from catalog.schema.lineage import Wanted
     from catalog.schema.trait_text import read_traits
 
     stated = stated_problem(context)
@@ -137,12 +138,14 @@ def explain(
             hint=f"Give traits, as in family={of.traits.families[0]}, or a problem by its options.",
         )
     catalog = open_catalog(context)
-    where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
+    wanted = Wanted(arch, revision, mask_impl, of.name)
     if traits:
-        explanation = catalog.explain(read_traits(traits, of.traits), **where, operation=of.name, space=space)
+        explanation = catalog.explain(
+            read_traits(traits, of.traits), **wanted.keywords, operation=of.name, space=space, limit=limit
+        )
         explained = explained_traits(explanation)
     else:
-        explained = explained_problem(catalog, stated.problem(), **where)
+        explained = explained_problem(catalog, stated.problem(), wanted, limit)
     _print_explained(explained, form)
 
 
@@ -354,7 +357,7 @@ def report(
     Example: catalog report --winners --format csv
     """
     from catalog.errors import UsageError
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
 
     if (out is None) != winners:
         raise UsageError("give either --out DIR or --winners", hint="For a page: catalog report --out report")

@@ -45,13 +45,15 @@ def select(
     """
     from catalog.errors import UsageError
     from catalog.ops.families import mains
+    from catalog.schema.lineage import Wanted
     from catalog.settings import choose, settings
 
     if allow not in (None, "foreign"):
         raise UsageError(f"--allow {allow} is not allowed", hint="Allowed: foreign.")
     choose(allow_foreign=True if allow else None)
     problem, catalog = stated_problem(context).problem(), open_catalog(context)
-    plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
+    wanted = Wanted(arch, revision, mask_impl).keywords
+    plan = catalog.select(problem, **wanted)
     main = mains(problem)
     rows: list[list[Any]]
     if settings().choices is not None:
@@ -60,12 +62,7 @@ def select(
         rows = [
             [one.kernel.family, place, one.kernel.name, one.median_ms, one.predicted_ms, one.kernel.id]
             for family in (None if kernel.family in main else kernel.family for kernel in plan.kernels)
-            for place, one in enumerate(
-                catalog.candidates(
-                    problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit
-                ),
-                start=1,
-            )
+            for place, one in enumerate(catalog.candidates(problem, **wanted, family=family, limit=limit), start=1)
         ]
     if plan.instead is not None:
         rival = plan.instead.rival

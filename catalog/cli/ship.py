@@ -128,7 +128,7 @@ def wrap(
     from catalog.backends import target_of, toolset_of
     from catalog.build.export.projects import how_to_build, read_format
     from catalog.build.export.wrap import wrap_headers
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
@@ -171,7 +171,7 @@ def aiter_csv(
     """
     from catalog.errors import UsageError
     from catalog.foreign.exporting import export_tuned, export_untuned
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
 
     if untuned and superseded:
         raise UsageError("--untuned and --superseded exclude each other")
@@ -187,7 +187,7 @@ def aiter_csv(
 def _kernels(
     context: typer.Context, where: str, arch: str, limit: int | None, operation: str | None, ck_root: Path | None
 ) -> list[Kernel]:
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
     from catalog.settings import choose
 
     choose(ck_root=ck_root)

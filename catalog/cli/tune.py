@@ -103,7 +103,7 @@ def tune(
     """
     from catalog.build.cluster import connect
     from catalog.errors import UsageError
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.here import resolve_arch
     from catalog.runtime.measure import StopRule
     from catalog.runtime.tune import COLUMNS, TuneOptions
     from catalog.runtime.tune import tune as tune_problems

@@ -16,7 +16,7 @@ from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.ops import DEFAULT, operation
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.catalog_file import spec_path
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.spec_files import find_spec, known_archs
 

@@ -77,14 +77,7 @@ def _plan(catalog: Catalog, lineage: Lineage, family: str) -> Plan | None:
         for fields in smoke_fields(of, family, dict(zip(traits, row, strict=True))):
             try:
                 problem = of.problem(**fields)
-                (best,) = catalog.candidates(
-                    problem,
-                    arch=lineage.arch,
-                    revision=lineage.revision,
-                    mask_impl=lineage.variant,
-                    family=family,
-                    limit=1,
-                )
+                (best,) = catalog.candidates(problem, **lineage.wanted.keywords, family=family, limit=1)
                 return catalog.plan(problem, best.kernel)
             except (ProblemError, SelectionError):
                 continue

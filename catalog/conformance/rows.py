@@ -46,9 +46,7 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
     """
     lineage, of = spec.lineage(variant), operation(spec.operation)
     of_variant = of.about_variant(variant)
-    populated = catalog.populate(
-        lineage.arch, revision=lineage.revision, mask_impl=variant, operation=lineage.operation
-    )
+    populated = catalog.populate(**lineage.wanted.keywords, operation=of.name)
     for family in spec.families:
         rows = populated.families.get(family, 0)
         found = passed if rows else failed

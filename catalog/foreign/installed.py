@@ -25,7 +25,7 @@ GROUP = "catalog.implementations"
 
 @functools.cache
 def plugins() -> tuple[Plugin[Implementation], ...]:
-    """Those of other distributions, looked up once; a warning is logged for each one that cannot be used."""
+    """The implementations of other distributions, looked up once; each unusable one is logged as a warning."""
     from catalog.plugins import find_plugins
 
     return find_plugins(GROUP, Implementation, _objection)

@@ -372,7 +372,7 @@ class _Part(NamedTuple):
     decodes: bool
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attended:
-        """Those of its tokens; ``k`` and ``v`` are the pages of a layer."""
+        """The results for its tokens; ``k`` and ``v`` are the pages of a layer."""
         q = ready(q, self.plan.arch)
         found = self.plan.enqueue(
             {

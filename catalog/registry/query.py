@@ -275,7 +275,8 @@ class Session:
         if path.is_dir():
             raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
         if not path.is_file():
-            raise RegistryError(f"there is no catalog at {path}", hint=f"Make one: {populate_command(path, 'host')}")
+            command = populate_command(path, "host", of)
+            raise RegistryError(f"there is no catalog at {path}", hint=f"Make one: {command}")
         self._sandbox = Sandbox(limits or Limits.of_settings())
         try:
             self.columns = self._open()
@@ -447,7 +448,12 @@ class Session:
         if bad > len(expression.tokens):
             return expression.error_at_end("the expression is incomplete")
         token = expression.tokens[bad - 1]
-        return expression.error(message, token, hint=syntax_hint(token, expression))
+        return expression.error(message, token, hint=syntax_hint(token, expression, self._words))
+
+    @property
+    def _words(self) -> set[str]:
+        """The words that the operation's traits take, for hints."""
+        return {str(word) for trait in operation(self._of).traits.values() for word in trait.values}
 
     def _prefix_error(self, prefix: str) -> str | None:
         try:
@@ -459,7 +465,7 @@ class Session:
     def _column_hint(self, name: str, token: Token | None, expression: Expression) -> str:
         if token is not None and token.text[0] == '"':
             return f"Double quotes name columns; use single quotes for text: {quoted(token.value)}"
-        if token is not None and looks_like_text(token, expression):
+        if token is not None and looks_like_text(token, expression, self._words):
             return f"Use single quotes for text: {quoted(token.value)}"
         return near_columns(name.rpartition(".")[2], self.columns)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from catalog.messages import near
 from catalog.ops import DEFAULT
-from catalog.ops.attention.traits import TRAITS
 from catalog.registry.query_text import Expression, Token
 from catalog.settings import settings
 
@@ -54,20 +53,19 @@ def populate_command(path: Path, arch: str, of: str = DEFAULT) -> str:
     return f"catalog {chosen}populate {'' if of == DEFAULT else f'{of} '}--arch {shlex.quote(arch)}"
 
 
-def looks_like_text(token: Token, expression: Expression) -> bool:
-    """Whether ``token``, which names no column, may be text without quotes."""
-    before = expression.before(token)
-    in_domain = any(token.value.lower() in trait.values for trait in TRAITS.values())
-    return before is not None and (before.text.upper() in _COMPARISONS or (before.text in {"(", ","} and in_domain))
+def looks_like_text(token: Token, expression: Expression, words: Collection[str]) -> bool:
+    """Whether ``token``, which names no column, may be text without quotes; ``words`` are values of columns."""
+    before, known = expression.before(token), token.value.lower() in words
+    return before is not None and (before.text.upper() in _COMPARISONS or (before.text in {"(", ","} and known))
 
 
-def syntax_hint(token: Token, expression: Expression) -> str | None:
-    """How to write what ``token``, where the parser stopped, may be meant to say."""
+def syntax_hint(token: Token, expression: Expression, words: Collection[str]) -> str | None:
+    """How to write what ``token``, where the parser stopped, may be meant to say; ``words`` are values of columns."""
     if token.is_word("ORDER"):
         return "Order with --order-by."
     if token.is_word("LIMIT"):
         return "Limit with --limit."
-    if token.kind == "word" and looks_like_text(token, expression):
+    if token.kind == "word" and looks_like_text(token, expression, words):
         return f"Use single quotes for text: {quoted(token.value)}"
     if token.text in {"&", "|"}:
         return "Join conditions with AND or OR."

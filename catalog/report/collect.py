@@ -241,12 +241,11 @@ class _Collector:
             if own:
                 wanted[key, Wanted(device.arch, revision, variant)] = None
         found, unanswered = [], 0
-        for key, (arch, revision, variant, _) in wanted:
-            where: Any = {"arch": arch, "revision": revision, "mask_impl": variant}
+        for key, asked in wanted:
             problem = _problem(key)
             try:
-                choice = self._catalog.choice(problem, **where, limit=1)
-                first = self._catalog.candidates(problem, **where, limit=1, static=True)[0].kernel
+                choice = self._catalog.choice(problem, **asked.keywords, limit=1)
+                first = self._catalog.candidates(problem, **asked.keywords, limit=1, static=True)[0].kernel
             except SelectionError:
                 unanswered += 1
                 continue

@@ -26,6 +26,7 @@ from catalog.ops import DEFAULT, operation, operations
 from catalog.report.datasette import metadata
 from catalog.report.kernel_page import kernel_page
 from catalog.runtime.explained import Explained, explained_problem, explained_traits
+from catalog.schema.lineage import Wanted
 from catalog.schema.trait_text import read_traits
 
 if TYPE_CHECKING:
@@ -200,16 +201,13 @@ def explanation(catalog: Catalog, asked: Mapping[str, str]) -> Explained:
         words = shlex.split(asked["words"])
     except ValueError as error:
         raise UsageError(f"{asked['words']}: {error}") from None
-    where: dict[str, Any] = {
-        "arch": asked["arch"],
-        "revision": asked["revision"] or None,
-        "mask_impl": asked["mask_impl"],
-    }
+    wanted = Wanted(asked["arch"], asked["revision"] or None, asked["mask_impl"], of.name)
     if any(word.startswith("family=") for word in words):
         space = asked["space"] or None
-        return explained_traits(catalog.explain(read_traits(words, of.traits), **where, operation=of.name, space=space))
+        traits = read_traits(words, of.traits)
+        return explained_traits(catalog.explain(traits, **wanted.keywords, operation=of.name, space=space))
     fields = dict(word.partition("=")[::2] for word in words)
-    return explained_problem(catalog, of.problem(**{name: _value(text) for name, text in fields.items()}), **where)
+    return explained_problem(catalog, of.problem(**{name: _value(text) for name, text in fields.items()}), wanted)
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.files import StrPath
 from catalog.messages import counted
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 from catalog.runtime.traces import Used, read_trace
 from catalog.schema.policy import CONDITION, Policy
 

@@ -63,6 +63,11 @@ class Nearest(NamedTuple):
     request: Request
     common: int
 
+    @property
+    def revision(self) -> str:
+        """The name of the revision."""
+        return str(self.request.spec.revision)
+
 
 @dataclass(frozen=True)
 class Adopted(Populated):

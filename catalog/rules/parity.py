@@ -12,11 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from catalog.errors import CatalogError, MissingReferenceError, SpecError
+from catalog.errors import MissingReferenceError, SpecError
 from catalog.files import StrPath, parse_json, read_given
 from catalog.messages import counted
 from catalog.ops import operation
-from catalog.ops.attention.names import parse_name
 from catalog.rules.populate import Request, check_populated
 from catalog.schema.lineage import Lineage, of_lineage
 
@@ -56,12 +55,12 @@ class Comparison:
     @property
     def missing(self) -> dict[str, list[str]]:
         """Names that only the reference has, by family."""
-        return _by_family(self.reference - self.catalog)
+        return self._by_family(self.reference - self.catalog)
 
     @property
     def extra(self) -> dict[str, list[str]]:
         """Names that only the catalog has, by family."""
-        return _by_family(self.catalog - self.reference)
+        return self._by_family(self.catalog - self.reference)
 
     @property
     def row(self) -> tuple[str | int, ...]:
@@ -91,7 +90,15 @@ class Comparison:
     @property
     def families(self) -> Counter[str]:
         """Kernels of the reference by family."""
-        return Counter({family: len(names) for family, names in _by_family(self.reference).items()})
+        return Counter({family: len(names) for family, names in self._by_family(self.reference).items()})
+
+    def _by_family(self, names: frozenset[str]) -> dict[str, list[str]]:
+        kernel = operation(self.lineage.operation).kernel
+        families: dict[str, list[str]] = {family: [] for family in kernel.traits.families}
+        for name in sorted(names):
+            family = kernel.family_named(name, self.lineage) or "names of no family"
+            families.setdefault(family, []).append(name)
+        return {family: listed for family, listed in families.items() if listed}
 
 
 def exit_code(outcomes: Iterable[Comparison | MissingReferenceError]) -> int:
@@ -199,17 +206,3 @@ def _read(path: Path) -> dict[int, frozenset[str]]:
 
 def _receipts_with_reference(references: Path, request: Request) -> str:
     return ", ".join(f"receipt {receipt}" for receipt in sorted(reference_names(references, request))) or "nothing"
-
-
-def _by_family(names: frozenset[str]) -> dict[str, list[str]]:
-    families: dict[str, list[str]] = {family: [] for family in operation().traits.families}
-    for name in sorted(names):
-        families.setdefault(_family(name), []).append(name)
-    return {family: listed for family, listed in families.items() if listed}
-
-
-def _family(name: str) -> str:
-    try:
-        return str(parse_name(name)["family"])
-    except CatalogError:
-        return "names of no family"

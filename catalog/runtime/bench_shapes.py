@@ -202,7 +202,7 @@ def _timed(
     expected: Expected | None,
     rule: StopRule,
 ) -> Iterator[Outcome]:
-    """The outcomes of a shape's built kernels by library key; the correct ones are timed in turns."""
+    """The outcomes of a shape's built kernels by library key; the correct ones are timed alternately."""
     checks: dict[str, tuple[Check, ...]] = {}
     timed: dict[str, Deployed] = {}
     failures: dict[str, CatalogError] = {}

@@ -14,7 +14,7 @@ from catalog.errors import INTERRUPTED, BuildError, UsageError
 from catalog.messages import counted
 from catalog.ops import DEFAULT, operation
 from catalog.runtime.builds import why_not
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog

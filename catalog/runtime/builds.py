@@ -60,9 +60,9 @@ class Builds:
 
     @cached_property
     def _offline(self) -> Builder:
-        from catalog.build.offline_builder import StoredBuilder
+        from catalog.build.offline_builder import OfflineBuilder
 
-        return StoredBuilder(settings.settings().cache_dir, self.log.record, targets=target_of)
+        return OfflineBuilder(settings.settings().cache_dir, self.log.record, targets=target_of)
 
     @cached_property
     def log(self) -> BuildLog:

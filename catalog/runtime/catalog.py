@@ -16,8 +16,8 @@ from catalog.ops.families import mains
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile
-from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.funnel import Step
+from catalog.runtime.here import Devices, resolve_arch
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan
 from catalog.runtime.planner import Planners
@@ -140,9 +140,8 @@ class Catalog:
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        wanted = Wanted(lineage.arch, lineage.revision, lineage.variant, lineage.operation)
         with self._file.lock:
-            return self._planners.of(wanted).decisions.questions(problem)
+            return self._planners.of(lineage.wanted).decisions.questions(problem)
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
         """Like :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
@@ -151,8 +150,7 @@ class Catalog:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._file.lock:
-            wanted = Wanted(kernel.arch, kernel.revision, kernel.variant, kernel.operation)
-            return self._planners.of(wanted).plan_with(problem, kernel)
+            return self._planners.of(kernel.lineage.wanted).plan_with(problem, kernel)
 
     @on_default
     def candidates(

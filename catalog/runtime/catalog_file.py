@@ -26,7 +26,7 @@ from catalog.registry.connection import connect, leak
 from catalog.registry.kernels import populate_command
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.lineage import BASE, LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
 from catalog.schema.spec_files import DEFAULT_REVISION, find_spec, known_archs, load_spec_file

@@ -14,7 +14,7 @@ from catalog.files import StrPath
 from catalog.messages import counted
 from catalog.ops import operations
 from catalog.runtime.build_run import EVERYTHING, Shard, populate_to_build
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.here import resolve_arch
 from catalog.runtime.traces import read_trace
 from catalog.schema.deployment import Deployment, read_model
 from catalog.schema.kernel import Kernel
@@ -106,9 +106,9 @@ class Demand:
             if wanted.revision is None:
                 populate_to_build(catalog, wanted.arch, wanted.operation)
         for call in self.calls:
-            problem, (arch, revision, variant, _) = call
+            problem, wanted = call
             try:
-                plans[call] = catalog.stages(problem, arch=arch, revision=revision, mask_impl=variant)
+                plans[call] = catalog.stages(problem, **wanted.keywords)
             except SelectionError as error:
                 unanswered[call] = error
         return Answers(self, plans, unanswered)

@@ -245,9 +245,7 @@ def _populate(catalog: Catalog, bundle: Bundle) -> None:
         if lineage.space not in OWN_SPACES:
             continue  # a sweep may have millions of rows: only the user populates one
         try:
-            catalog.populate(
-                lineage.arch, revision=lineage.revision, mask_impl=lineage.variant, operation=lineage.operation
-            )
+            catalog.populate(**lineage.wanted.keywords, operation=lineage.operation)
         except UsageError as error:
             adopts = f"Adopt the same checkout first: {populate_command(lineage, 'CHECKOUT')}"
             raise BundleError(

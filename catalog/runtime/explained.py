@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.families import mains, possible_stages
+from catalog.schema.lineage import Wanted
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -59,10 +60,7 @@ def explained_traits(explanation: Explanation) -> Explained:
 def explained_problem(
     catalog: Catalog,
     problem: Problem,
-    *,
-    arch: str = "host",
-    revision: str | None = None,
-    mask_impl: str = "generic",
+    wanted: Wanted,
     limit: int = 5,
 ) -> Explained:
     """How many kernels each trait and each rule drops for ``problem``, and the best ``limit`` of those that are left.
@@ -70,10 +68,10 @@ def explained_problem(
     Raises:
         SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`catalog.Catalog.select`.
     """
-    where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
+    where = wanted.keywords
     counts, steps, kept, base = list[str](), list[Row](), list[Row](), ""
     for family in possible_stages(problem):
-        narrowed, candidates = catalog.narrowing(problem, family=family, **where)
+        narrowed, candidates = catalog.narrowing(problem, **where, family=family, limit=limit)
         counts.append(f"{narrowed[-1].left:,} {family}")
         steps += [{"stage": family, **asdict(step)} for step in narrowed]
         listed = []
@@ -82,17 +80,17 @@ def explained_problem(
             row = {"median_ms": one.median_ms, "predicted_ms": one.predicted_ms}
             listed.append({**row, "name": one.kernel.name, "id": one.kernel.id})
         if candidates and family == mains(problem)[0]:
-            listed = _ranked(listed, catalog.choice(problem, **where).rivals)
+            listed = _ranked(listed, catalog.choice(problem, **where, limit=limit).rivals)
         kept += [{"stage": family, "rank": rank, **row} for rank, row in enumerate(listed, start=1)]
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
     if base:
         answer = f"The rules and the static order are those of {base}, the nearest known revision.\n{answer}"
-    choice = catalog.choice(problem, **where) if kept else None
+    choice = catalog.choice(problem, **where, limit=limit) if kept else None
     if choice is not None and (choice.evidence == "sibling" or choice.learned is not None):
         answer = f"{choice.about}\n{answer}"
     predicted = any(row.get("predicted_ms") is not None for row in kept)
     columns = tuple(name for name in _KEPT if predicted or name != "predicted_ms")
-    others = catalog.foreign_timings(problem, arch)
+    others = catalog.foreign_timings(problem, wanted.arch)
     foreign = Table(tuple(others[0]) if others else (), others)
     return Explained(answer, Table(columns, kept), Table(_STEPS, steps), foreign)
 

@@ -18,8 +18,8 @@ from catalog.build.remote import Remote
 from catalog.errors import ChoicesError, ProblemError, SelectionError
 from catalog.ops import problem_of
 from catalog.runtime.choices import ChosenForm, FormChoices, Library, fault_of, parsed, read_choices
-from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.guard import Guard
+from catalog.runtime.here import Devices, resolve_arch
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.select import Choice
 from catalog.runtime.splits import check_fits

@@ -33,8 +33,8 @@ from catalog.errors import CatalogError, DeviceError, KernelFaultError
 from catalog.files import read_own
 from catalog.ops import problem_of_key
 from catalog.runtime.devices import Device
-from catalog.runtime.devices.here import reopened
 from catalog.runtime.devices.loading import LoadedKernel
+from catalog.runtime.here import reopened
 from catalog.runtime.inputs import draw_inputs, make_inputs
 from catalog.runtime.splits import agreed_workspace
 from catalog.runtime.tensors import make_outputs, results

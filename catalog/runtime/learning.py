@@ -174,14 +174,8 @@ def timed_of(catalog: Catalog, key: str, medians: Mapping[str, float], lineage: 
         CatalogError: the problem's operation is not installed, or no kernel answers it any more.
     """
     problem = problem_of_key(key)
-    ordered = catalog.candidates(
-        problem,
-        arch=lineage.arch,
-        revision=lineage.revision,
-        mask_impl=lineage.variant,
-        limit=max(10, 2 * len(medians)),
-        static=True,
-    )
+    limit = max(10, 2 * len(medians))
+    ordered = catalog.candidates(problem, **lineage.wanted.keywords, limit=limit, static=True)
     listed = [candidate.kernel.id for candidate in ordered if candidate.kernel.id in medians]
     return Timed(problem, medians, (listed or sorted(medians))[0])
 

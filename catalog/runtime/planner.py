@@ -15,8 +15,8 @@ from catalog.registry.foreign import timings_of
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decisions
-from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.frozen import FrozenPlanner
+from catalog.runtime.here import Devices, resolve_arch
 from catalog.runtime.plan import Instead, Plan, Shared
 from catalog.runtime.select import Choice, Decision, Selector
 from catalog.runtime.siblings import Profile, Sibling, profile_of, siblings_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from catalog import settings
 from catalog.backends import target_of
 from catalog.build.cache import Cache, DamagedEntry
-from catalog.build.offline_builder import StoredBuilder
+from catalog.build.offline_builder import OfflineBuilder
 from catalog.errors import BuildError
 from catalog.files import StrPath
 from catalog.registry.artifacts import recorded_keys
@@ -29,7 +29,7 @@ def faults_of_kernels(catalog: Catalog, kernels: Sequence[Kernel]) -> list[list[
         BuildError: the cache cannot be read or is open to others.
         RegistryError: the catalog cannot be read.
     """
-    builder = StoredBuilder(settings.settings().cache_dir, targets=target_of)
+    builder = OfflineBuilder(settings.settings().cache_dir, targets=target_of)
     faults = {kernel: builder.fault(kernel, recorded_keys(catalog.connection, kernel.id)) for kernel in kernels}
     return [_row(kernel, fault) for kernel, fault in faults.items() if fault is not None]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.errors import INTERRUPTED, CatalogError
 from catalog.runtime import tracing
 from catalog.runtime.bench_shapes import checks_of, expected_of
-from catalog.runtime.devices.here import check_available, resolve_arch
+from catalog.runtime.here import check_available, resolve_arch
 from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule, measure, summarise
 from catalog.runtime.traces import Used
@@ -147,8 +147,7 @@ def _plan(catalog: Catalog, used: Used, options: ReplayOptions) -> Plan | Catalo
     try:
         check_available(resolve_arch(options.arch or used.wanted.arch))
         if options.arch is None:
-            arch, revision, variant, _ = used.wanted
-            return catalog.select(used.problem, arch=arch, revision=revision, mask_impl=variant)
+            return catalog.select(used.problem, **used.wanted.keywords)
         return catalog.select(used.problem, arch=options.arch)
     except CatalogError as error:
         return error

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from catalog import settings
 from catalog.errors import UsageError
 from catalog.ops import operation as named_operation
-from catalog.runtime.catalog_file import CatalogFile, read_spec
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.catalog_file import CatalogFile, nearest_of, read_spec
+from catalog.runtime.here import resolve_arch
 from catalog.schema.columns import BASE
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Wanted
 
 if TYPE_CHECKING:
     from catalog.registry.merge import Merged
+    from catalog.rules.adopt import Nearest
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
     from catalog.rules.parity import Comparison, Reference
@@ -102,6 +103,24 @@ class Rows:
         names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
         with self._file.lock:
             return compare(self._file.connection, request.lineage, receipt, names)
+
+    def parity_of_checkout(
+        self, wanted: Wanted, receipt: int, reference: Reference
+    ) -> tuple[Comparison, Nearest | None]:
+        """Compare a checkout's names with those of ``wanted``, and if they differ with the nearest known revision's.
+
+        Returns the last comparison, and that revision if it was needed.
+
+        Raises:
+            CatalogError: as :meth:`parity`.
+        """
+        comparison = self.parity(wanted, receipt, reference)
+        if comparison.passed:
+            return comparison, None
+        nearest = nearest_of(wanted.arch, wanted.variant, receipt, comparison.reference)
+        if nearest.revision != wanted.revision:
+            comparison = self.parity(wanted._replace(revision=nearest.revision), receipt, reference)
+        return comparison, nearest
 
     def diff(self, old: Wanted, new: Wanted, receipt: int | None) -> Difference:
         """See :meth:`catalog.Catalog.diff`."""

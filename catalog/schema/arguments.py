@@ -90,7 +90,7 @@ class Lists:
 
 
 NO_LISTS = Lists()
-"""Those of most problems."""
+"""The lists of most problems: none."""
 
 NUM_SPLITS = "num_splits"
 """The size that holds the parts which the stages of a plan agree on; 1 where the work is not divided."""

@@ -66,6 +66,12 @@ class Kernel(BaseModel):
         grammar: Grammar = (cls.traits["family"].brought(family) or cls).grammar(family, lineage)
         return grammar
 
+    @classmethod
+    def family_named(cls, name: str, lineage: Lineage) -> str | None:
+        """The family of the kernel called ``name``; None if no family has such names in the enumeration ``lineage``."""
+        families = cls.traits.families
+        return next((family for family in families if cls.naming(family, lineage).parse(name) is not None), None)
+
     @model_validator(mode="before")
     @classmethod
     def _with_a_variant(cls, fields: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 LINEAGE = ("operation", "arch", "revision", "space", "variant")
 """The columns of a lineage in the registry, in the order of its fields."""
@@ -45,6 +45,11 @@ class Lineage:
         """The revision whose rules and name grammar apply: the base of an adopted revision, otherwise the revision."""
         return self.base or self.revision
 
+    @property
+    def wanted(self) -> Wanted:
+        """A request for exactly this lineage."""
+        return Wanted(self.arch, self.revision, self.variant, self.operation)
+
     def columns(self, variant: str) -> dict[str, str]:
         """The value of each column; ``variant`` is the operation's own name for the column of the variant."""
         return {"arch": self.arch, "revision": self.revision, "space": self.space, variant: self.variant}
@@ -56,6 +61,14 @@ class Lineage:
 
     def __str__(self) -> str:
         return " ".join(self.columns("variant").values())
+
+
+class Keywords(TypedDict):
+    """The keywords by which callers of :class:`catalog.Catalog` ask for a lineage of a problem's operation."""
+
+    arch: str
+    revision: str | None
+    mask_impl: str
 
 
 class Wanted(NamedTuple):
@@ -72,6 +85,11 @@ class Wanted(NamedTuple):
     revision: str | None = None
     variant: str = "generic"
     operation: str = "attention"
+
+    @property
+    def keywords(self) -> Keywords:
+        """The same in keywords, without the operation."""
+        return {"arch": self.arch, "revision": self.revision, "mask_impl": self.variant}
 
 
 def of_lineage(table: str = "") -> str:

@@ -157,14 +157,14 @@ class Problem(BaseModel):
         return cast("Self", self.form.resized(sizes))
 
     def sizing(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
-        """What returns all sizes of a problem of this form, with defaults for those not stated, if certainly valid.
+        """A function that returns all sizes of a problem of this form, including defaults, if they are certainly valid.
 
         It may add cached values that follow from the sizes. It returns None where only the constructor can decide.
         """
         return lambda sizes: None
 
     def borrowing(self) -> Callable[[Problem], Mapping[str, Any] | None]:
-        """What returns all sizes of another problem, as :meth:`sizing`, if they are certainly valid in this form."""
+        """A function that returns all sizes of another problem, like :meth:`sizing`, if certainly valid here."""
         return lambda other: None
 
     def without_caches(self) -> Self:

@@ -153,7 +153,7 @@ def form_of(problem: Problem) -> Form:
 
 
 def _picker(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """What gives the values of these names as a tuple, as :func:`operator.itemgetter` does of two or more."""
+    """A function that returns the values of these names as a tuple, like :func:`operator.itemgetter` of two or more."""
     return itemgetter(*names) if len(names) > 1 else lambda fields: tuple(fields[name] for name in names)
 
 

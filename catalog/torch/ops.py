@@ -338,7 +338,7 @@ BACKWARD = (
     "Use backward() or torch.autograd.grad() once; or torch.nn.functional.scaled_dot_product_attention under "
     "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
 )
-"""What gradients there are, and what has others."""
+"""How to get gradients that kernels do not compute: a hint."""
 
 _BIAS, _TABLE, _RNG = 3, 7, 8
 _TENSORS = 9
@@ -425,7 +425,7 @@ def _differentiable(tensors: tuple[Any, ...], how: _Direct) -> tuple[torch.Tenso
 
 @lru_cache(maxsize=1024)
 def _compiled_gradient(problem: Problem, how: _Direct) -> Any:
-    """What attaches the gradient to a problem's results; Python computes it until the call is known."""
+    """The object that attaches the gradient to a problem's results; Python computes it until the call is known."""
     return native.load().Gradient(partial(_first_gradients, problem, how))
 
 

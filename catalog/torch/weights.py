@@ -10,7 +10,7 @@ from catalog.ops.attention.reference.dropout import BLOCK, largest_kept, random_
 from catalog.torch.calls import Options
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
-"""Those of a sequence: Q, (queries, heads, head dim), and K, (keys, heads of K, head dim)."""
+"""The tensors of a sequence: Q, (queries, heads, head dim), and K, (keys, heads of K, head dim)."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

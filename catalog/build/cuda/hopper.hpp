@@ -240,12 +240,6 @@ __device__ __forceinline__ void bulk_load(std::uint32_t target, const void* sour
                  : "memory");
 }
 
-__device__ __forceinline__ void bulk_reduce_add(float* target, std::uint32_t source, std::uint32_t bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target),
-                 "r"(source), "r"(bytes)
-                 : "memory");
-}
-
 // Stores and reductions of this thread so far form a group.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

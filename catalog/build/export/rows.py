@@ -150,8 +150,10 @@ class _Rows:
             raise UsageError("no kernels: nothing to export")
         for one, other in itertools.pairwise(chosen):
             if one.name == other.name:
+                variant = operation_of(one).variant.name
                 raise UsageError(
-                    f"two rows are called {one.name}", hint="Narrow the expression: arch, revision, space or mask_impl."
+                    f"two rows are called {one.name}",
+                    hint=f"Narrow the expression: arch, revision, space or {variant}.",
                 )
         operations = sorted({kernel.operation for kernel in chosen})
         if len(operations) > 1:

@@ -18,11 +18,11 @@ from catalog.build.export.projects import UNITS, Project, ProjectFormat, project
 from catalog.build.export.rows import copied_headers, toolset_facts
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
 from catalog.build.export.toolset import Toolset
+from catalog.build.hip.ck_include import ck_include
 from catalog.build.hip.toolchain import rocm_root
 from catalog.build.targets import CK, Target
 from catalog.errors import BuildError, UsageError
 from catalog.files import StrPath
-from catalog.ops.attention.upstream.sources import find_checkout
 
 _log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ def _check_distinct(wrapped: Sequence[_Wrapped], names: Sequence[str], what: str
 def _ck_dirs() -> dict[str, Path]:
     """Folders of CK's headers, and of the checkout whose files FMHA headers include; by default ROCm's own."""
     try:
-        include = find_checkout().include
+        include = ck_include("ck_tile")
     except BuildError:
         include = rocm_root() / "include"
     return {"CK_DIR": include, "CK_ROOT": include.parent}

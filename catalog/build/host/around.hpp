@@ -1,5 +1,5 @@
-// Stores around the caches. A line that is stored whole that way is not read from memory first, as it is for other stores;
-// but whoever reads it next finds it in no cache. So it is for results that are larger than most caches.
+// Stores that bypass the caches. A line that is stored whole in this way is not read from memory first, as for other stores,
+// but the next reader finds it in no cache. So this is for results that are larger than most caches.
 #pragma once
 
 #include "dtype.hpp"
@@ -40,7 +40,7 @@ inline void copy_elements(const T* from, std::int64_t count, T* to) {
 class Storing {
    public:
     Storing() = default;
-    // Results of `least_bytes` and more are stored around the caches.
+    // Results of `least_bytes` and more bypass the caches.
     Storing([[maybe_unused]] const void* result, [[maybe_unused]] std::int64_t bytes,
             [[maybe_unused]] std::int64_t least_bytes = 8 << 20) {
 #if defined(CATALOG_STORES_AROUND)
@@ -59,7 +59,7 @@ class Storing {
             store_first(to, x, count);
     }
 
-    // A vector, at a multiple of its size where the result is stored around the caches.
+    // A vector, at a multiple of its size if the result bypasses the caches.
     template <class T, class Vector>
     void store_whole(T* to, Vector x) const {
 #if defined(CATALOG_STORES_AROUND)

@@ -208,12 +208,6 @@ inline bool has_byte_tables() { return true; }
 
 #if defined(CATALOG_BRAIN_PAIRS)
 
-inline Words load_words(const bf16* from) {
-    Words words;
-    std::memcpy(&words, from, sizeof words);
-    return words;
-}
-
 // Words of `even`, from the one at `first` on, in the even places and as many of `odd` in the odd ones.
 template <int first, int apart, int... word>
 inline Bits interleave(Words even, Words odd, std::integer_sequence<int, word...>) {

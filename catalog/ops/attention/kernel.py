@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from catalog.ops.attention.names import grammar_of
+from catalog.errors import UsageError
+from catalog.ops.attention.names import grammar_of, parse_name
 from catalog.ops.attention.traits import TRAITS, Algorithm, Family, Signature
 from catalog.schema.grammar import Grammar
 from catalog.schema.kernel import Kernel
@@ -22,6 +23,14 @@ class AttentionKernel(Kernel):
     def grammar(cls, family: str, lineage: Lineage) -> Grammar:
         """As :func:`~catalog.ops.attention.names.grammar_of`."""
         return grammar_of(family, lineage.known)
+
+    @classmethod
+    def family_named(cls, name: str, lineage: Lineage) -> str | None:
+        """The family of the kernel called ``name`` at any revision: checkouts may have names of another one."""
+        try:
+            return str(parse_name(name)["family"])
+        except UsageError:
+            return None
 
     @property
     def family(self) -> Family:

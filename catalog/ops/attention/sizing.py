@@ -21,7 +21,7 @@ _Certain = tuple[Mapping[str, Any], int]
 
 
 def sizing_of(problem: Problem) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
-    """What returns all sizes of a problem like ``problem``, with its extents and lists, if certainly valid.
+    """A function that returns all sizes of a problem like ``problem``, with its extents and lists, if certainly valid.
 
     It returns None for sizes that may be invalid, take defaults, or are not plain integers.
     """
@@ -43,7 +43,7 @@ def sizing_of(problem: Problem) -> Callable[[Mapping[str, Any]], Mapping[str, An
 
 
 def borrowing_of(problem: Problem) -> Callable[[Any], Mapping[str, Any] | None]:
-    """What returns the sizes of another problem, with its extents and lists, if they are certainly valid.
+    """A function that returns the sizes of another problem, with extents and lists, if they are certainly valid.
 
     The gradient of a forward has its sizes. It returns None if one of them is not of a kind that :func:`sizing_of`
     knows, or if one is packed and the other is not.

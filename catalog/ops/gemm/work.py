@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from catalog.backends import backend_of
 from catalog.ops.gemm.cluster_time import MOST_PARTS, cluster_work, parts_in_clusters
 from catalog.ops.gemm.parts import parts_of
 from catalog.ops.gemm.stage_layout import along_k_of
@@ -191,10 +190,10 @@ def _across_work(m: int, n: int, k: int, parts: int, kernel: GemmKernel) -> dict
 
 
 def _parts(problem: GemmProblem, kernel: GemmKernel, units: int) -> int:
-    """The parts of K; a grouped product has one."""
+    """The parts of K; a grouped product has one. Kernels in clusters, which fill whole waves, count their own parts."""
     if problem.groups is not None:
         return 1
-    return parts_of(problem, kernel.algorithm, units, whole_waves=backend_of(kernel.arch).whole_waves)
+    return parts_of(problem, kernel.algorithm, units, whole_waves=False)
 
 
 def _products(problem: GemmProblem) -> int:

@@ -52,7 +52,7 @@ class Device(Protocol[C]):
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """JSON data by which :func:`catalog.runtime.devices.here.reopened` finds the device in another process.
+        """JSON data by which :func:`catalog.runtime.here.reopened` finds the device in another process.
 
         It is None if the device cannot be identified.
 

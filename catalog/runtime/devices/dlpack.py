@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p, py_object
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from operator import mul
 from types import MappingProxyType
@@ -42,6 +43,14 @@ _WORDS = {(code, bits): f"{kind}{bits}" for code, kind in enumerate(("int", "uin
 _ELEMENTS: Mapping[tuple[int, int], str] = MappingProxyType({**_FLOATS, **_WORDS, (6, 8): "bool"})
 ELEMENT_NAMES = frozenset(_ELEMENTS.values())
 """Dtype names, of NumPy or ml_dtypes, that an array may have."""
+
+
+@cache
+def dtype_of_torch(dtype: Any) -> np.dtype[Any] | None:
+    """The NumPy or ml_dtypes dtype for a PyTorch dtype; None if no kernel accepts it."""
+    name = str(dtype).removeprefix("torch.")
+    return numpy_dtype(name) if name in ELEMENT_NAMES else None
+
 
 _READ_ONLY = 1
 _NEWEST = 1

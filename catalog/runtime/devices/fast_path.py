@@ -206,7 +206,7 @@ class FastPath:
         *,
         order: Order,
     ) -> KnownCall:
-        """What repeats a call with these arguments and sizes."""
+        """An object that repeats a call with these arguments and sizes."""
         means, kernels = self._means, self.kernels
         return KnownCall(
             means,
@@ -226,7 +226,7 @@ class FastPath:
 
 
 def _made_of(make: Maker, tensor: TensorForm) -> Maker:
-    """What makes the tensor of its extents, also of none."""
+    """A function that makes the tensor from its extents, if any."""
     return make if tensor.axes else partial(make, ())
 
 
@@ -242,11 +242,11 @@ class _Shapes:
         return tuple(axis for axis in self._places if isinstance(axis, int))
 
     def of(self, tensor: TensorForm) -> Callable[[Shape], Shape]:
-        """What picks the shape of the tensor."""
+        """A function that picks the shape of the tensor."""
         return self.pick(tensor.axes)
 
     def pick(self, axes: tuple[Axis, ...]) -> Callable[[Shape], Shape]:
-        """What picks these extents, of which some are names."""
+        """A function that picks these extents, some of which are names."""
         return _picker(tuple([self._places.setdefault(axis, len(self._places)) for axis in axes]))
 
 
@@ -255,7 +255,7 @@ class _Shapes:
 
 @cache
 def _picker(places: tuple[int, ...]) -> Callable[[Shape], Shape]:
-    """What gives the elements at these places as a tuple, as :func:`operator.itemgetter` does of two or more."""
+    """A function that returns the elements at these places as a tuple, like :func:`operator.itemgetter` of several."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
@@ -263,7 +263,7 @@ def _picker(places: tuple[int, ...]) -> Callable[[Shape], Shape]:
 
 @cache
 def _dense_strides(axes: tuple[Axis, ...], contiguous: int) -> tuple[Callable[[Shape], Any], Any]:
-    """What picks the strides of the last axes, which must be dense, and what it must give; empty if extents vary."""
+    """A function that picks the strides of the last axes, and their dense values; these are empty if extents vary."""
     if contiguous == 1:
         return itemgetter(-1), 1  # for most tensors, and faster
     last = axes[len(axes) - contiguous :]
@@ -282,9 +282,9 @@ def _strides_of(extents: Shape) -> Shape:
 
 @cache
 def _writer(strides: Strides) -> tuple[Callable[[Shape], Shape], Callable[..., None]]:
-    """What picks those of a tensor's strides that kernels read, and what writes them behind its address.
+    """Functions that pick the strides of a tensor that kernels read, and that write them after its address.
 
-    It writes zeros for axes that the tensor has not.
+    The second one writes zeros for axes that the tensor lacks.
     """
     format_ = "@P" + "".join("8x" if axis is None else "q" for axis in strides)
     return _picker(tuple([axis for axis in strides if axis is not None])), Struct(format_).pack_into

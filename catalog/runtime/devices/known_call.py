@@ -44,7 +44,7 @@ class Order:
         return tensor if axes is None else tensor.permute(axes)
 
     def maker(self, name: str, make: partial[Any], torch: Any) -> Callable[[], Any]:
-        """What makes the tensor ``name`` in the other order, with the memory that ``make`` gives it."""
+        """A function that makes the tensor ``name`` in the other order, in the memory that ``make`` allocates."""
         axes = self.axes.get(name)
         if axes is None:
             return make

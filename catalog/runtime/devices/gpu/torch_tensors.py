@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
-
-from catalog.runtime.devices.dlpack import ELEMENT_NAMES
+from catalog.runtime.devices.dlpack import dtype_of_torch
 from catalog.runtime.devices.gpu.arrays import DeviceArray
 from catalog.runtime.devices.gpu.streams import torch_on
 from catalog.runtime.devices.gpu.vendors import Vendor
-from catalog.runtime.elements import numpy_dtype
 from catalog.runtime.tensors import zeroed_outputs
 from catalog.schema.problem import Problem
 
@@ -37,7 +34,7 @@ def torch_array(value: Any, vendor: Vendor) -> DeviceArray | None:
     torch = torch_on(vendor)
     if torch is None or type(value) is not torch.Tensor or not value.is_cuda:
         return None
-    dtype = _dtype(value.dtype)
+    dtype = dtype_of_torch(value.dtype)
     if dtype is None or value.requires_grad or value.layout is not torch.strided or value.is_neg():
         return None
     itemsize = dtype.itemsize
@@ -105,10 +102,3 @@ def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
 def place_of(torch: Any, index: int) -> Any:
     """PyTorch's device object of a GPU."""
     return torch.device("cuda", index)  # PyTorch uses this name for AMD GPUs too
-
-
-@lru_cache(maxsize=64)
-def _dtype(dtype: Any) -> np.dtype[Any] | None:
-    """The NumPy or ml_dtypes dtype for a PyTorch dtype; None if no kernel accepts it."""
-    name = str(dtype).removeprefix("torch.")
-    return numpy_dtype(name) if name in ELEMENT_NAMES else None

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from catalog.errors import TensorError
-from catalog.runtime.devices.dlpack import CPU, ELEMENT_NAMES, shared
+from catalog.runtime.devices.dlpack import CPU, dtype_of_torch, shared
 from catalog.runtime.devices.gpu.arrays import MEMORIES
-from catalog.runtime.elements import numpy_dtype
 from catalog.runtime.memory import check_room
 from catalog.runtime.tensors import Array, zeroed_outputs
 from catalog.schema.problem import Problem
@@ -97,7 +95,7 @@ def _of_torch(torch: Any, name: str, tensor: Any) -> Array:
             f"{name} cannot be shared: it is sparse, or a lazily negated view",
             hint=f"Copy it yourself: {name}.to_dense(), {name}.resolve_neg()",
         )
-    element = _element(tensor.dtype)
+    element = dtype_of_torch(tensor.dtype)
     if element is None:
         raise TensorError(f"{name} has elements that no kernel accepts: {tensor.dtype}")
     array: Array
@@ -106,13 +104,6 @@ def _of_torch(torch: Any, name: str, tensor: Any) -> Array:
     except TypeError:  # an element type that NumPy itself lacks
         array = tensor.view(getattr(torch, _WORDS[element.itemsize])).numpy().view(element)
     return array
-
-
-@cache
-def _element(dtype: Any) -> np.dtype[Any] | None:
-    """The NumPy or ml_dtypes dtype for a PyTorch dtype; None if no kernel accepts it."""
-    name = str(dtype).removeprefix("torch.")
-    return numpy_dtype(name) if name in ELEMENT_NAMES else None
 
 
 def _capsule(value: Any) -> object:

@@ -19,7 +19,7 @@ namespace catalog::host {
 template <int channels>
 struct GroupShape {
     static constexpr int width = channels < 8 ? 8 : channels;
-    static constexpr int block = 32;              // channels that are computed together: a line of the cache
+    static constexpr int block = 32;              // channels that are computed together: a cache line
     static constexpr int groups = block / width;  // of a block, and rows of the image in a tile of A
     static constexpr bool is_half = width < tile_units;                  // groups have fewer columns than a tile
     static constexpr int high = is_half ? tile_units / width : groups;  // rows of the result that are computed together

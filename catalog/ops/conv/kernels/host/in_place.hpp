@@ -19,7 +19,7 @@ class DepthwiseInPlace : NarrowConvolution<Row, Reading::own> {
     using T = typename Row::dtype;
     static constexpr int positions = 7, wide = 3;  // of a tile; taps
     static constexpr int most_blocks = 16;         // of channels, in a tile: the first cache has room for what they read
-    static constexpr int of_line = 64 / (lanes * static_cast<int>(sizeof(T)));  // blocks in a line of the cache
+    static constexpr int of_line = 64 / (lanes * static_cast<int>(sizeof(T)));  // blocks in a cache line
 
    public:
     DepthwiseInPlace(const catalog_args& args, const Geometry& of, const Window& window, int threads)

@@ -148,7 +148,7 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
         }
         const std::int64_t count = std::min(wide, of_w.count - of_item.position), apart = of_w.step * made.all_channels;
         T* const first = row + (of_w.first + of_item.position * of_w.step) * made.all_channels;
-        // Stored around the caches, a line has to be whole: vectors of the same line are collected before.
+        // A line that bypasses the caches has to be whole: vectors of the same line are collected before.
         const std::int64_t channels = (of_item.end - of_item.block) * lanes;
         const bool collects = storing.is_around() && count >= positions && groups.block(of_item.end - 1).stores_all();
         alignas(vector_bytes) T collected[strip * blocks_per_item * lanes];

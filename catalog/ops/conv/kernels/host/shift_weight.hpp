@@ -269,7 +269,7 @@ class ShiftedGradients {
         }
     }
 
-    // Prefetches pixels of a merged block, which is a line of the cache of each: hardware does not foresee them.
+    // Prefetches pixels of a merged block, which is a cache line of each: hardware does not foresee them.
     static void ask_for(const Memory& memory, std::int64_t first, std::int64_t end) {
         if constexpr (Row::in_groups)
             for (std::int64_t i = first; i < std::min(first + lanes * factors, end); ++i) __builtin_prefetch(memory.line[i]);

@@ -66,7 +66,7 @@ class DepthwiseTwoRows : NarrowConvolution<Row, Reading::own> {
     using T = typename Row::dtype;
     static constexpr int positions = 4, wide = 3;  // of a tile in a row; taps of a row, and of a column
     static constexpr std::int64_t most_blocks = 24;
-    // Results that stay in the last cache with what is read, after a prefetch, are stored in less time than around the caches.
+    // Results that fit into the last cache with the inputs, after a prefetch, are stored in less time than past the caches.
     static constexpr std::int64_t most_bytes_in_cache = 26 << 20;
 
    public:

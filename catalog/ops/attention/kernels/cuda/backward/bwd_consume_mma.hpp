@@ -41,7 +41,7 @@ class MmaBackward : BackwardScores<Row> {
     __device__ __forceinline__ MmaBackward(const catalog_args& args, std::uint32_t base, int number)
         : Base(args, base, 0, number % Tile::key_groups), number(number), share(number / Tile::key_groups) {}
 
-    // Columns of eight that are multiplied by turns: none waits for the last one.
+    // Columns of eight that are multiplied alternately: none waits for the last one.
     static constexpr int together = 4;
 
     // Each warp finds the tiles for itself.

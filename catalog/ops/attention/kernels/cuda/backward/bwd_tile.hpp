@@ -94,7 +94,7 @@ struct BackwardTile {
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + ds_buffers * ds_bytes;
 
-    // In turns dQ of narrow heads is staged twice where there is room: a turn may be long in coming.
+    // Where blocks take turns, dQ of narrow heads is staged twice if there is room: a turn may be long in coming.
     static constexpr int most_shared_bytes = 232448, ring_barriers_bytes = (24 + 4 * stages) * 8;
     static constexpr int barriers_bytes = ring_barriers_bytes + (slices > 1 ? warpgroups * 16 : 0);
     static constexpr int work_bytes = clears_ahead ? 88 : Row::block_mask ? 80 : 72;  // of WorkInMemory

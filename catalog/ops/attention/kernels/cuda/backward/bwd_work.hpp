@@ -271,8 +271,8 @@ struct CountInMemory {
     }
 };
 
-// The work of a block that comes after `count` others. It lies in one of the slots, which have barriers: enough that
-// who adds dQ in turns may be late.
+// The work of a block that comes after `count` others. It lies in one of the slots, which have barriers. There are enough
+// for threads that take turns to add dQ to be late.
 template <class Row>
 struct WorkPlace : RingCount<BackwardTile<Row>::work_slots> {
     using Tile = BackwardTile<Row>;

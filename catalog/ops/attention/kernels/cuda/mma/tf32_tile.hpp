@@ -31,7 +31,7 @@ template <class Row>
 class Tf32Tile {
     using Shape = MmaShape<Row>;
     static constexpr int atoms = Shape::atoms, keys = Shape::keys, hdim_v = Row::hdim_v;
-    static constexpr int together = 4;  // columns of eight whose values are multiplied by turns: none waits for the last one
+    static constexpr int together = 4;  // columns of eight whose values are multiplied alternately: none waits for the last one
     using KeyRows = MatrixRows<Row::hdim_q * Shape::element>;
     using Values = std::conditional_t<is_vectorized<Row>, ValuePairs<hdim_v>, ValueRows<hdim_v>>;
     using Queries = MmaQueries<Row>;

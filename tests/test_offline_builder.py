@@ -17,7 +17,7 @@ from conftest import fill
 from tiny_project import ARCH, Project, make_kernel, make_project
 
 from catalog.build.cache import Cache
-from catalog.build.offline_builder import StoredBuilder
+from catalog.build.offline_builder import OfflineBuilder
 from catalog.build.permissions import require_private
 from catalog.errors import BuildError, CacheError, MissingKernelError, ToolchainError
 from catalog.ops.attention.problem import Problem
@@ -43,8 +43,8 @@ def project(tmp_path: Path) -> Project:
     return make_project(tmp_path)
 
 
-def stored(project: Project, cache: Path) -> StoredBuilder:
-    return StoredBuilder(cache, targets=lambda arch: project.target)
+def stored(project: Project, cache: Path) -> OfflineBuilder:
+    return OfflineBuilder(cache, targets=lambda arch: project.target)
 
 
 def forbid(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

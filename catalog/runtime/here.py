@@ -23,7 +23,7 @@ class Devices:
     """This machine's devices, one object each, created on first use; thread-safe.
 
     Args:
-        num_threads: threads of a host kernel, as for :class:`~.host.HostDevice`; None: from the settings.
+        num_threads: threads of a host kernel, as for ``HostDevice``; None: from the settings.
 
     Raises:
         UsageError: ``num_threads`` is out of range.

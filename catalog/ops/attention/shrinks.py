@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from catalog.ops.attention.problem import Problem
+from catalog.ops.extents import shortened
 
 _FEW_SPLITS = 8
 """Number of splits in a first run of a problem that states more."""
@@ -32,10 +33,10 @@ def _few_splits(problem: Problem, _: int) -> dict[str, Any]:
 
 
 def _short_sequences(problem: Problem, length: int) -> dict[str, Any]:
-    q, k = _short(problem.seqlen_q, length), _short(problem.seqlen_k, length)
+    q, k = shortened(problem.seqlen_q, length), shortened(problem.seqlen_k, length)
     if problem.seqlens_q is not None:
         return _packed(problem, q, k) | _fitting_pages(problem)
-    new = {} if problem.seqlen_new is None else {"seqlen_new": _short(problem.seqlen_new, length)}
+    new = {} if problem.seqlen_new is None else {"seqlen_new": shortened(problem.seqlen_new, length)}
     return {"seqlen_q": q, "seqlen_k": k, **new, **_fitting_pages(problem)}
 
 
@@ -52,10 +53,6 @@ def _packed(problem: Problem, q: int, k: int) -> dict[str, Any]:
 def _fitting_pages(problem: Problem) -> dict[str, Any]:
     """As many pages as the sequences fill, which is the default."""
     return {"num_pages": None} if problem.paged else {}
-
-
-def _short(tokens: int, length: int) -> int:
-    return tokens if tokens < 2 * length else length + tokens % length
 
 
 SHRINKS: tuple[Callable[[Problem, int], Mapping[str, Any]], ...] = (

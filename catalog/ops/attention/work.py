@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from catalog.ops.attention.cost import visible_pairs
 from catalog.ops.attention.traits import Pipeline
+from catalog.ops.extents import register_blocks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +87,7 @@ def _host_work(problem: Problem, kernel: AttentionKernel, units: int) -> dict[st
     terms["area"] = (before * tile_m + end * last) * scale
     terms["steps"] = float((-(-seen // tile_n)).sum()) * columns / units
     for product, block in (("scores", algorithm.warp_m0), ("sums", algorithm.warp_m1)):
-        whole, tail = _blocks(tile_m, max(1, block)), _blocks(last, max(1, block))
+        whole, tail = register_blocks(tile_m, max(1, block)), register_blocks(last, max(1, block))
         for name, of_tile, of_last in zip(("whole", "half", "single"), whole, tail, strict=True):
             terms[f"{name}_{product}"] = (before * of_tile + end * of_last) * scale
     return terms
@@ -121,11 +122,3 @@ def _item_rows(rows: int, columns: int, tile: int, depth: int, threads: int) -> 
     while item > tile and -(-rows // item) * columns < _ITEMS_PER_THREAD * threads:
         item -= tile
     return item
-
-
-def _blocks(rows: int, block: int) -> tuple[int, int, int]:
-    """Rows in whole register blocks, in half ones, and single ones."""
-    half = (block + 1) // 2
-    whole, left = divmod(rows, block)
-    halves, single = divmod(left, half)
-    return whole * block, halves * half, single

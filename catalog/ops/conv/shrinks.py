@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from catalog.ops.conv.problem import ConvProblem
+from catalog.ops.extents import shortened
 
 _IMAGES = 2
 """Maximum number of images."""
@@ -23,18 +24,14 @@ def _few_images(problem: ConvProblem, _: int) -> dict[str, Any]:
 
 def _small_images(problem: ConvProblem, _: int) -> dict[str, Any]:
     axes = zip(problem.size, problem.filter, problem.dilation, strict=True)
-    return {"size": [_shorter(extent, max(_EXTENT, apart * (reach - 1) + 1)) for extent, reach, apart in axes]}
+    return {"size": [shortened(extent, max(_EXTENT, apart * (reach - 1) + 1)) for extent, reach, apart in axes]}
 
 
 def _few_channels(problem: ConvProblem, _: int) -> dict[str, Any]:
     return {
-        "c": problem.g * _shorter(problem.channels_in, _CHANNELS),
-        "k": problem.g * _shorter(problem.channels_out, _CHANNELS),
+        "c": problem.g * shortened(problem.channels_in, _CHANNELS),
+        "k": problem.g * shortened(problem.channels_out, _CHANNELS),
     }
-
-
-def _shorter(extent: int, length: int) -> int:
-    return extent if extent < 2 * length else length + extent % length
 
 
 SHRINKS: tuple[Callable[[ConvProblem, int], Mapping[str, Any]], ...] = (_few_images, _small_images, _few_channels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from catalog.ops.extents import shortened
 from catalog.ops.gemm.problem import GemmProblem
 
 
@@ -18,12 +19,9 @@ _GROUPS = 8
 
 def _short(size: str) -> Callable[[GemmProblem, int], dict[str, Any]]:
     def shorter(problem: GemmProblem, length: int) -> dict[str, Any]:
-        def of(extent: int) -> int:
-            return extent if extent < 2 * length else length + extent % length
-
         if problem.groups is None or problem.group_axis != size:
-            return {size: of(getattr(problem, size))}
-        groups = [of(extent) for extent in sorted(problem.groups)[-_GROUPS:]]
+            return {size: shortened(getattr(problem, size), length)}
+        groups = [shortened(extent, length) for extent in sorted(problem.groups)[-_GROUPS:]]
         return {"groups": groups, size: sum(groups)}
 
     return shorter

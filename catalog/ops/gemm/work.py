@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from catalog.ops.extents import register_blocks
 from catalog.ops.gemm.cluster_time import MOST_PARTS, cluster_work, parts_in_clusters
 from catalog.ops.gemm.parts import parts_of
 from catalog.ops.gemm.stage_layout import along_k_of
@@ -106,7 +107,7 @@ def _panel_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[st
     panels = -(-n // max(1, algorithm.warp_tile_n)) * max(1, algorithm.warp_tile_n)
     steps = parts * -(-k // (parts * max(1, algorithm.tile_k)))
     depth = panels * k * share
-    whole, half, single = _blocks(m, max(1, algorithm.warp_tile_m))
+    whole, half, single = register_blocks(m, max(1, algorithm.warp_tile_m))
     return {
         "launch": 1.0,
         "products": _products(problem) * parts / units,
@@ -176,7 +177,8 @@ def _across_work(m: int, n: int, k: int, parts: int, kernel: GemmKernel) -> dict
     tile, register, strip = max(1, algorithm.tile_m), max(1, algorithm.warp_tile_m), max(_LANES, algorithm.warp_tile_n)
     tiles, rest = divmod(m, tile)
     whole, half, single = (
-        tiles * full + part for full, part in zip(_blocks(tile, register), _blocks(rest, register), strict=True)
+        tiles * full + part
+        for full, part in zip(register_blocks(tile, register), register_blocks(rest, register), strict=True)
     )
     depth = -(-n // strip) * strip * k
     return {
@@ -213,11 +215,3 @@ def _beyond(problem: GemmProblem, size: int) -> float:
     """Bytes of B beyond ``size``."""
     _, n, k = _extents(problem)
     return float(max(0, n * k * bytes_of_element(problem.tensors["b"].element) - size))
-
-
-def _blocks(rows: int, block: int) -> tuple[int, int, int]:
-    """Rows in whole register tiles, in half ones, and single ones."""
-    half = (block + 1) // 2
-    whole, left = divmod(rows, block)
-    halves, single = divmod(left, half)
-    return whole * block, halves * half, single

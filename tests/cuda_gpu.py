@@ -44,6 +44,12 @@ RUNS = [(op, number) for op in OPS for number in range(PARTS[op])]
 """Operations, and parts of their rows that are a test each."""
 
 
+def many_heads(hdim: int) -> dict[str, int]:
+    """Sizes of a backward with so much of dQ that blocks clear it for later heads: bwd_clear_ahead.hpp."""
+    heads = {"nhead_q": 4096 // hdim, "nhead_k": 2048 // hdim}
+    return {"batch": 8, **heads, "seqlen_q": 400, "seqlen_k": 700, "hdim_q": hdim}
+
+
 def need_gpu() -> None:
     """Skip the module where there is none."""
     reason = why_unavailable(ARCH)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_gpu import ARCH, RUNS, SEVERAL_TILES, Row, build, need_gpu, part, wrong
+from cuda_gpu import ARCH, RUNS, SEVERAL_TILES, Row, build, many_heads, need_gpu, part, wrong
 from host_problems import draw_inputs, poison_last_block
 
 from catalog.ops.attention.fields import Op
@@ -180,9 +180,7 @@ def test_keys_that_no_query_sees_have_no_gradient(
     *, catalog: Catalog, hdim: int, deterministic: bool, mask: Mapping[str, Any], seen: slice
 ) -> None:
     """Blocks clear dQ of heads that come later, even those whose keys no query sees."""
-    heads = {"nhead_q": 4096 // hdim, "nhead_k": 2048 // hdim}
-    sizes = {"batch": 4, **heads, "seqlen_q": 400, "seqlen_k": 700, "hdim_q": hdim, "dtype": "bf16"}
-    problem = Problem(op="bwd", **sizes, **mask, deterministic=deterministic)
+    problem = Problem(op="bwd", **many_heads(hdim), **mask, dtype="bf16", deterministic=deterministic)
     plan, inputs = catalog.select(problem, arch=ARCH), make_inputs(problem, 1)
     build(catalog, plan.kernels)
     assert not wrong(plan, inputs)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import missing
-from cuda_gpu import ARCH, RUNS, Row, build, need_gpu, part
+from cuda_gpu import ARCH, RUNS, Row, build, many_heads, need_gpu, part
 
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.ops.attention.fields import Op
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.stages import MAIN_STAGE
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
 
@@ -78,6 +80,15 @@ def test_sanitizer_finds_nothing(
     catalog: Catalog, tested: Mapping[Op, list[Row]], tool: str, op: Op, number: int
 ) -> None:
     finds_nothing(tool, catalog.path, op, [row.kernel for row in part(tested[op], number)])
+
+
+@pytest.mark.parametrize("hdim", [64, 128])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_sanitizer_finds_nothing_in_backward_of_many_heads(catalog: Catalog, tool: str, hdim: int) -> None:
+    problem = Problem(op="bwd", **many_heads(hdim), mask="causal", dtype="bf16")
+    plan = catalog.select(problem, arch=ARCH)
+    build(catalog, plan.kernels)
+    finds_nothing(tool, catalog.path, "many_heads", [main for main in plan.kernels if main.family == MAIN_STAGE["bwd"]])
 
 
 @pytest.mark.parametrize("operation", PRODUCTS)

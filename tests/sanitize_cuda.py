@@ -1,7 +1,7 @@
 """Run some kernels of sm_90, each on a small problem: the process that compute-sanitizer watches.
 
 ``sanitize_cuda.py CATALOG OP ID...`` prints how many kernels are right; a wrong result is reported on stderr. OP is one
-of attention's, or ``gemm`` or ``conv``.
+of attention's, or ``gemm`` or ``conv``, or ``many_heads``: a backward whose blocks have several works.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import conv_problems
 import gemm_problems
-from cuda_gpu import ARCH, Row, wrong
+from cuda_gpu import ARCH, Row, many_heads, wrong
 from host_problems import draw_inputs
 
 from catalog.ops.attention.fields import Op
@@ -38,7 +38,11 @@ def drawn(op: str, kernel: Kernel, seed: int) -> tuple[Problem, dict[str, Array]
     if op in PRODUCTS:
         problem = PRODUCTS[op].problem_of_row(kernel, random.Random(seed))  # noqa: S311
         return problem, make_inputs(problem, seed)
-    problem = Row(cast(Op, op), kernel).of_sizes(SIZES)
+    if op == "many_heads":
+        traits = kernel.signature
+        problem = Problem(op="bwd", **many_heads(traits.hdim_q), mask="causal", dtype=traits.dtype.value)
+    else:
+        problem = Row(cast(Op, op), kernel).of_sizes(SIZES)
     return problem, draw_inputs(problem, seed)
 
 

@@ -41,8 +41,8 @@ def drawn(op: str, kernel: Kernel, seed: int) -> tuple[Problem, dict[str, Array]
     if op == "many_heads":
         traits = kernel.signature
         problem = Problem(op="bwd", **many_heads(traits.hdim_q), mask="causal", dtype=traits.dtype.value)
-    else:
-        problem = Row(cast(Op, op), kernel).of_sizes(SIZES)
+        return problem, make_inputs(problem, seed)
+    problem = Row(cast(Op, op), kernel).of_sizes(SIZES)
     return problem, draw_inputs(problem, seed)
 
 

@@ -53,7 +53,7 @@ struct ClearAhead {
         if (!is_on() || far_head() >= sections.heads || visit * rows >= sections.share) return;
         const int row = work.first_key() / Tile::n * sections.share + visit * rows;
         const std::int64_t first_row = (far_head() * work.heads() + of_group) * args.seqlen_q + row;
-        const int first = static_cast<int>(lane());
+        const int first = lane();
         const int rest = min(rows, static_cast<int>(args.seqlen_q) - row) * vectors - first;
         uint4* const sums = static_cast<uint4*>(args.dq_acc.data) + first_row * vectors + first;
 #pragma unroll
@@ -89,12 +89,7 @@ struct ClearAhead {
         return work.index() * static_cast<int>(args.nhead_k) + work.head_k() + sections.ahead * sections.section;
     }
 
-    // Read again each time: what depends on it takes no register of the loop around.
-    static __device__ __forceinline__ unsigned lane() {
-        unsigned lane;
-        asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-        return lane;
-    }
+    static __device__ __forceinline__ int lane() { return computed_here(static_cast<int>(threadIdx.x)) % 32; }
 };
 
 }  // namespace catalog::cuda

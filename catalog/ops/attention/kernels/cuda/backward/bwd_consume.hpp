@@ -199,7 +199,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         wgmma_commit();
     }
 
-    // Under a block mask or with a bias there are no registers for places that depend on it alone.
+    // The lane. Under a block mask or with a bias, no registers are left to keep what depends on it alone.
     __device__ __forceinline__ int lane_here() const {
         return Row::block_mask || Row::bias == Bias::bias ? computed_here(lane) : lane;
     }

@@ -62,9 +62,9 @@ struct BackwardTile {
 
     // With 232 registers, ptxas lets products of head dim 128 wait for each other; with 240, some rows that look for tiles in
     // a bitmap spill.
-    static constexpr bool needs_spares =
+    static constexpr bool spills_with_240 =
         Row::block_mask && (Row::logits || (Row::bias == Bias::bias && Row::mask == Mask::generic));
-    static constexpr int consumer_registers = needs_spares ? 232 : 240, loader_registers = needs_spares ? 40 : 24;
+    static constexpr int consumer_registers = spills_with_240 ? 232 : 240, loader_registers = spills_with_240 ? 40 : 24;
     static_assert(consumers * consumer_registers + 128 * loader_registers <= threads * (65536 / threads / 8 * 8),
                   "what warpgroups claim must have been released, or they wait forever");
 

@@ -30,9 +30,9 @@ struct Sections {
 
 inline constexpr std::int64_t most_items = 0x7fff0000;  // every block asks once more after the last one
 
-// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on; and items
-// that at least lie between one that clears sums and one that adds to them. Blocks that differ in their tiles, and are left
-// to the hardware, come to the next section at different times.
+// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on; and the
+// least number of items between one that clears sums and one that adds to them. Where blocks differ in their tiles and the
+// hardware starts them, they come to the next section at different times.
 template <class Row>
 inline constexpr bool uneven = Row::mask != Mask::none && !BackwardTile<Row>::persistent;
 template <class Row>

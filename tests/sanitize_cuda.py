@@ -17,6 +17,7 @@ from cuda_gpu import ARCH, Row, many_heads, wrong
 from host_problems import draw_inputs
 
 from catalog.ops.attention.fields import Op
+from catalog.ops.attention.problem import Problem as Attention
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
@@ -40,7 +41,7 @@ def drawn(op: str, kernel: Kernel, seed: int) -> tuple[Problem, dict[str, Array]
         return problem, make_inputs(problem, seed)
     if op == "many_heads":
         traits = kernel.signature
-        problem = Problem(op="bwd", **many_heads(traits.hdim_q), mask="causal", dtype=traits.dtype.value)
+        problem = Attention(op="bwd", **many_heads(traits.hdim_q), mask="causal", dtype=traits.dtype.value)
         return problem, make_inputs(problem, seed)
     problem = Row(cast(Op, op), kernel).of_sizes(SIZES)
     return problem, draw_inputs(problem, seed)

@@ -213,6 +213,18 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, std::uint32_t 
                  : "memory");
 }
 
+// The same for what nobody reads soon: it is the first to leave the L2 cache.
+__device__ __forceinline__ void tma_store_once(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2,
+                                               int x3, int x4) {
+    std::uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group.L2::cache_hint "
+        "[%0, {%2, %3, %4, %5, %6}], [%1], %7;" ::"l"(map),
+        "r"(source), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "l"(policy)
+        : "memory");
+}
+
 // Adds in place of storing.
 __device__ __forceinline__ void tma_reduce_add(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2,
                                                int x3) {

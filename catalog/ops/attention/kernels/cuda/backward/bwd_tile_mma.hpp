@@ -13,7 +13,7 @@ struct BackwardTile<Row, true> {
     static constexpr int m = Row::tile_m0, n = Row::tile_n0;
     static constexpr int slices = 1, stages = 2, warps = 8, threads = 32 * warps;
     static constexpr bool divides_hdim = false, scales_ds = false, persistent = false, rotates = false;
-    static constexpr bool clears_ahead = false;
+    static constexpr bool uneven = Row::mask != Mask::none, clears_ahead = false;
 
     // Of S^T, dP^T, dV and dK a warp has 16 keys, which `key_shares` warps share: some of the queries of each, or of the
     // columns. Of dQ it has 16 queries, which `query_shares` warps share.

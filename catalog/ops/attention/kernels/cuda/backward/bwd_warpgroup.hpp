@@ -85,8 +85,8 @@ class BackwardWarpgroup : protected BackwardScores<Row> {
         const RaggedRows rows = ragged<T>(tensor, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
 #pragma unroll
         for (int panel = 0; panel < count / 32; ++panel)
-            tma_store(map, panel_at(panel), slice_of<Row>() * hdim + (first_panel + panel) * panel_columns,
-                      rows.first_row + first_key() + first_row, rows.low, rows.high, RaggedRows::wrap);
+            tma_store_once(map, panel_at(panel), slice_of<Row>() * hdim + (first_panel + panel) * panel_columns,
+                           rows.first_row + first_key() + first_row, rows.low, rows.high, RaggedRows::wrap);
         bulk_commit();
     }
 

@@ -30,15 +30,15 @@ struct Sections {
 
 inline constexpr std::int64_t most_items = 0x7fff0000;  // every block asks once more after the last one
 
-// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on; and the
-// least number of items between one that clears sums and one that adds to them. Where blocks differ in their tiles and the
-// hardware starts them, they come to the next section at different times.
+// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on. With more
+// heads, fewer blocks add to the same one: where they take turns, they wait less.
 template <class Row>
-inline constexpr bool uneven = Row::mask != Mask::none && !BackwardTile<Row>::persistent;
+inline constexpr std::int64_t section_bytes =
+    (BackwardTile<Row>::uneven ? 16 : Row::deterministic ? 32 : 8) << 20;
+
+// The least number of items between one that clears sums and one that adds to them.
 template <class Row>
-inline constexpr std::int64_t section_bytes = (uneven<Row> ? 16 : 8) << 20;
-template <class Row>
-inline constexpr std::int64_t items_ahead = uneven<Row> ? 512 : 256;
+inline constexpr std::int64_t items_ahead = BackwardTile<Row>::uneven ? 512 : 256;
 
 template <class Row>
 inline Sections sections_of(const catalog_args& args) {

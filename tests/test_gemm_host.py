@@ -176,14 +176,18 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
             ("int8", "rcr", "universal"),
             ("int8", "crr", "grouped"),
             ("fp16", "rrr", "grouped"),
+            ("bf16", "rrr", "universal"),
+            ("fp8", "crr", "rowwise"),
             ("fp8", "rcr", "blockscale"),
             ("int8", "rcr", "grouped_blockscale"),
             ("fp16", "rcr", "universal"),
         ):
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
             kernel = rows(other, wanted, "x86_64_v4")[0]
-            streamed = GemmProblem(m=300, n=650, k=70, dtype=dtype, layout=layout)  # B is read as tiles
-            check(other, kernel, 20, *[streamed] * (family == "universal" and layout == "rcr"))
+            # B is read once: as tiles, or in strips.
+            few = {"n": 650, "k": 70, "m": 300} if layout[1] == "c" else {"n": 1333, "k": 1100, "m": 40}
+            streamed = GemmProblem(**few, dtype=dtype, layout=layout)
+            check(other, kernel, 20, *[streamed] * (family == "universal"))
         amx.pretend("host_amx", tmp_path, monkeypatch, halves=True)
         check(other, kernel, 20)
 
@@ -359,8 +363,8 @@ def test_a_reference_that_does_not_fit_is_refused_before_the_run(
 
 @pytest.mark.parametrize("amx_bf16", [False, True])
 def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows by a B from memory, or fewer by one that stays in the cache. With AMX, tiles stream columns of B and
-    multiply all other products. A short depth is not worth a stream along columns.
+    """Few rows by a B from memory, or fewer by one that stays in the cache. With AMX, tiles stream columns of B, or a
+    large B for 8 rows or more, and multiply all other products. A short depth is not worth a stream along columns.
     """
     in_tiles, newest, old = amx_bf16 and ARCHES[0] == "x86_64_v4", ARCHES[0] == "x86_64_v4", ARCHES[0] == "x86_64_v3"
     monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())
@@ -380,6 +384,9 @@ def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: py
         ({"m": 4, "k": 64, "dtype": "fp32"}, "host_stream"),
         ({"m": 24, "n": 1024, "k": 1024, "dtype": "fp32"}, "host_stream" if newest else "host_panel"),
         ({"m": 16, "k": 16, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
+        ({"m": 7, "k": 4096, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
+        ({"m": 8, "k": 4096, "dtype": "bf16", "layout": "rrr"}, streamed),
+        ({"m": 65, "k": 4096, "dtype": "bf16", "layout": "rrr"}, many),
         ({"m": 4, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream"),
         ({"m": 5, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream" if newest or old else many),
         ({"m": 9, "n": 1024, "k": 1024, "dtype": "fp32", "layout": "rrr"}, "host_panel" if newest else "host_stream"),

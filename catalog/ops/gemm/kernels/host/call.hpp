@@ -1,6 +1,7 @@
 // A launch: its checks, and the matrices of one product of the batch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "abi/export.hpp"
@@ -27,6 +28,15 @@ inline double work_of(const catalog_args& args) {
 
 // Multiplications up to which threads pack what they multiply themselves.
 inline constexpr double small_product = 1 << 27;
+
+// The columns of a share where rows of B are contiguous, at most `most`: each thread has as many shares. The fewer threads,
+// the longer the pieces in which rows are read.
+inline std::int64_t width_of_shares(std::int64_t columns, std::int64_t most, int threads) {
+    constexpr std::int64_t least = 256, whole = 128;  // a block of scales, and whole strips
+    const std::int64_t fewest = (columns + most - 1) / most, for_threads = (fewest + threads - 1) / threads * threads;
+    const std::int64_t shares = std::min(for_threads, (columns + least - 1) / least);
+    return std::min((columns + shares * whole - 1) / (shares * whole) * whole, most);
+}
 
 // Whether there are groups for a kernel of groups, and only there, and they fill their axis.
 template <class Row>

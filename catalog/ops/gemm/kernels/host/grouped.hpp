@@ -6,9 +6,19 @@
 
 #include "panel.hpp"
 #include "stream.hpp"
+#include "panel_stream.hpp"
 #include "tile_stream.hpp"
 
 namespace catalog::host {
+
+struct NotInTiles {
+    static constexpr bool exists = false;
+};
+
+template <class Row, class Unit>
+using FewRowsInTiles =
+    std::conditional_t<!Row::in_tiles, NotInTiles,
+                       std::conditional_t<Row::b_along, TileStream<Row, Unit>, PanelStream<Row, Unit>>>;
 
 // The row that multiplies groups of few rows, up to tile_m: for these it is faster than to copy B.
 template <class Row, class Unit>
@@ -91,8 +101,11 @@ class GroupedProduct {
             of_part.scale_b.data = data_of<float>(args.scale_b, of_m ? group : 0) + of_column;
         }
         if (args.bias.data) of_part.bias.data = data_of<Element>(args.bias, 0) + column;
-        if constexpr (TileStream<Row, Unit>::exists)
-            if (TileStream<Row, Unit>::takes(of_part)) return TileStream<Row, Unit>(of_part, 0, 1).run();
+        if constexpr (FewRowsInTiles<Row, Unit>::exists) {
+            constexpr int fewest_rows = Row::b_along ? 1 : 8;  // from which on no stream is faster
+            if (of_part.m >= fewest_rows && FewRowsInTiles<Row, Unit>::takes(of_part))
+                return FewRowsInTiles<Row, Unit>(of_part, 0, 1).run();
+        }
         if (of_part.m <= few_rows) return StreamProduct<OfFewRows, StreamUnit>(of_part, 0, 1).run();
         return PanelProduct<Row, Unit>(of_part, 0, 1).run();
     }

@@ -29,10 +29,11 @@ template <class Row, class Unit>
 inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (Row::grouped) return GroupedProduct<Row, Unit>(args).run();
     if (args.num_splits > 1) return SplitProduct<Row, Unit, Product<Row, Unit>>(args).run();
-    if constexpr (TileStream<Row, Unit>::exists) {
+    using OfFewRows = FewRowsInTiles<Row, Unit>;
+    if constexpr (OfFewRows::exists) {
         // Rows of a small product that are not few beside the columns take less time if B is packed, too.
         const bool packs_both = 2 * args.m >= args.n && work_of(args) <= small_product;
-        if (!packs_both && TileStream<Row, Unit>::takes(args)) return multiply<TileStream<Row, Unit>>(args);
+        if (!packs_both && OfFewRows::takes(args)) return multiply<OfFewRows>(args);
     }
     return multiply<Product<Row, Unit>>(args);
 }

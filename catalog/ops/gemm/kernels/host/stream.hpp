@@ -73,7 +73,8 @@ class StreamProduct {
         } else {
             pack_across(from, rows);
         }
-        const std::int64_t width = width_of_shares(), shares = (args.n + width - 1) / width;
+        const std::int64_t width = Row::b_along ? tile_n : width_of_shares(args.n, tile_n, threads);
+        const std::int64_t shares = (args.n + width - 1) / width;
         parallel_for(args, threads, shares, [&](std::int64_t share) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) {
@@ -133,16 +134,6 @@ class StreamProduct {
                 for (int lane = 0; lane < lanes; ++lane)
                     to[lane] = scales.a(row + tile * height + std::min(lane / of_row, last), k);
         }
-    }
-
-    // The columns of a share. Rows of B are read in long pieces if there are few threads, and each has as many shares.
-    std::int64_t width_of_shares() const {
-        if constexpr (Row::b_along) return tile_n;
-        constexpr std::int64_t least = 256, whole = 128;  // a block of scales, and whole strips
-        static_assert(Row::b_along || whole % strip == 0);
-        const std::int64_t for_threads = (tiles(args) + threads - 1) / threads * threads;
-        const std::int64_t shares = std::min(for_threads, (args.n + least - 1) / least);
-        return std::min<std::int64_t>((args.n + shares * whole - 1) / (shares * whole) * whole, tile_n);
     }
 
     Vector start_of(int tile) const {

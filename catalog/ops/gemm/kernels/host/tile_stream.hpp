@@ -30,8 +30,7 @@ class TileStream {
     };
 
    public:
-    static constexpr bool exists =
-        Row::in_tiles && Row::b_along && holds_neighbours<Unit, T> && scales_of<Row> != Scales::block;
+    static constexpr bool exists = holds_neighbours<Unit, T> && scales_of<Row> != Scales::block;
 
     static bool takes(const catalog_args& args) {
         return args.m <= most_rows && args.n >= columns && args.b.stride_outer % factors == 0;

@@ -1,0 +1,137 @@
+// The product of few rows in AMX tiles, where the rows of B are contiguous: a few of them at a time are read side by side,
+// in long pieces. They become panels in L2, which are multiplied before the next rows are read.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "epilogue.hpp"
+#include "host/blocks.hpp"
+#include "host/threads.hpp"
+
+namespace catalog::host {
+
+template <class Row, class Unit>
+class PanelStream {
+    using T = typename Row::dtype;
+    using Sum = SumOf<Row, Unit>;
+    using Block = TileBlocks<Row, Unit>;
+    static constexpr int factors = Block::factors, panel = Block::panel;
+    static constexpr int most_columns = 2048;      // that a thread multiplies at a time, whose sums stay in L2
+    static constexpr int depth = 2 * tile_units;   // units of a panel
+    static constexpr std::int64_t most_rows = 64;  // with more, it takes less time to pack B once
+    // Rows of B that are read side by side, and the units they become. With 16 instead of 8, it takes a sixth longer.
+    static constexpr int piece = std::is_same_v<ReadUnit<Unit>, Unit> ? std::max(8 / factors, 1) : Block::whole;
+    static constexpr std::int64_t reads = piece * factors;
+    static constexpr std::int64_t deep = depth * factors;  // rows of B that a panel has
+    static_assert(depth % Block::whole == 0 && Block::step % depth == 0 && depth % piece == 0);
+    static_assert(most_rows <= Row::tile_m, "rows of A are packed as one tile of C");
+
+    struct Scratch {
+        static constexpr int row_s = most_columns + 16;
+        alignas(64) Sum sums[most_rows * row_s];
+        alignas(64) Unit panels[depth * most_columns];
+    };
+
+   public:
+    static constexpr bool exists = scales_of<Row> != Scales::block;
+
+    static bool takes(const catalog_args& args) { return args.m <= most_rows && args.n >= panel; }
+
+    static std::int64_t tiles(const catalog_args& args) { return (args.n + most_columns - 1) / most_columns; }
+
+    PanelStream(const catalog_args& args, std::int64_t batch, int threads) : args(args), batch(batch), threads(threads) {}
+
+    catalog_status run() {
+        const std::int64_t steps = (args.k + Row::tile_k - 1) / Row::tile_k;
+        Room<Unit>& room = thread_room<struct PackedA, Unit>();
+        packed_a = room.reserve(steps * Block::a_step + 1);
+        if (!packed_a) return CATALOG_NO_MEMORY;
+        parallel_for(args, threads, steps, [&](std::int64_t index) {
+            const std::int64_t k = index * Row::tile_k;
+            Block::pack_a(factor_of<Row::a_along, T>(args.a, batch).from(0, k), static_cast<int>(args.m),
+                          std::min<std::int64_t>(args.k - k, Row::tile_k), packed_a + index * Block::a_step);
+        });
+        std::atomic<bool> out_of_memory = false;
+        const std::int64_t width = width_of_shares(args.n, most_columns, threads);
+        parallel_for(args, threads, (args.n + width - 1) / width, [&](std::int64_t share) {
+            Scratch* const scratch = thread_scratch<Scratch>();
+            if (!scratch) return void(out_of_memory = true);
+            [[maybe_unused]] const amx::Tiles state;
+            const std::int64_t column = share * width;
+            const int columns = static_cast<int>(std::min(width, args.n - column));
+            multiply(*scratch, factor_of<false, T>(args.b, batch).from(column, 0), columns);
+            finish<Row>(args, batch, scratch->sums, Scratch::row_s, 0, column, static_cast<int>(args.m), columns);
+        });
+        constexpr std::size_t kept_units = 8 << 20;  // room for more is freed after a launch
+        room.release_above(kept_units);
+        return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
+    }
+
+   private:
+    // `b` begins with the first of the columns.
+    void multiply(Scratch& scratch, Factor<false, T> b, int columns) const {
+        const int rows = static_cast<int>(args.m);
+        if (args.k == 0)
+            for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * Scratch::row_s, columns, Sum{});
+        for (std::int64_t k = 0; k < args.k; k += deep) {
+            const std::int64_t left = args.k - k;
+            const int units = pack(b.from(0, k), columns, left, scratch.panels);
+            const Unit* const a = packed_a + k / Row::tile_k * Block::a_step + k % Row::tile_k / factors;
+            // Memory stays busy meanwhile: it is asked for what follows the rows that were asked for already.
+            Lines next(b.from(0, k + std::min(left, deep + reads)), columns, std::min(left - deep - reads, reads));
+            for (int column = 0; column < columns; column += panel) {
+                next.ask(static_cast<int>(reads * panel * sizeof(T) / 64));
+                Block::template multiply<Scratch::row_s>(k > 0, a, 0, rows, scratch.panels + column * depth, units,
+                                                         scratch.sums + column);
+            }
+        }
+    }
+
+    // Some rows, line by line, one row after the other.
+    class Lines {
+       public:
+        Lines(Factor<false, T> first, int columns, std::int64_t rows) : row(first), width(columns), left(rows) {}
+
+        void ask(int lines) {
+            for (; lines > 0 && left > 0; --lines) {
+                prefetch_later(row.data + at);
+                if ((at += line) < width) continue;
+                at = 0, row = row.from(0, 1), --left;
+            }
+        }
+
+       private:
+        static constexpr int line = 64 / sizeof(T);
+        Factor<false, T> row;
+        int width, at = 0;
+        std::int64_t left;
+    };
+
+    // Panels of the columns, of all of the `left` rows or a whole depth; how many units they have.
+    static int pack(Factor<false, T> from, int columns, std::int64_t left, Unit* panels) {
+        constexpr std::int64_t whole = Block::whole * factors;
+        const std::int64_t rows = std::min(left, deep);
+        const int units = static_cast<int>((rows + whole - 1) / whole * Block::whole);
+        for (int unit = 0; unit < units; unit += piece) {
+            const std::int64_t first = std::min<std::int64_t>(unit * factors, rows), count = std::min(rows - first, reads);
+            const bool has_next = left - first >= 2 * reads;
+            for (int column = 0; column < columns; column += panel) {
+                const auto source = from.from(column, first);
+                if (has_next)
+#pragma GCC unroll 8
+                    for (std::int64_t row = 0; row < reads; ++row) prefetch_later(source.from(0, reads + row).data);
+                pack_panel<Unit, panel>(source, std::min(columns - column, panel), count, piece,
+                                        panels + column * depth + unit * panel);
+            }
+        }
+        return units;
+    }
+
+    const catalog_args& args;
+    const std::int64_t batch;
+    const int threads;
+    Unit* packed_a = nullptr;
+};
+
+}  // namespace catalog::host

@@ -412,12 +412,8 @@ def test_16_bits_in_every_pipeline(
             plan.run(draw_inputs(problem, SEED))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_few_rows_of_whole_vectors(
-    catalog: Catalog, dtype: str, record_property: Callable[[str, object], None]
-) -> None:
-    """Up to 16 query rows for each K/V head read K and V in place; pairs may end after one key."""
+def few_rows(catalog: Catalog, dtype: str, hdim: int) -> Errors:
+    """Up to 16 query rows for each K/V head, beside K and V of many lengths."""
     errors = Errors()
     for seqlen_q, ratio, seqlen_k, window in product((1, 2), (1, 3, 8), (1, 31, 64, 257, 700), (None, (37, 0))):
         fields = {"mask": "bottom_right", "window": window} if window else {}
@@ -428,10 +424,37 @@ def test_few_rows_of_whole_vectors(
             nhead_k=2,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
-            hdim_q=64,
+            hdim_q=hdim,
             dtype=dtype,
             **fields,
         )
         inputs, plan = draw_inputs(problem, ratio), catalog.select(problem)
+        errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
+    return errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_few_rows_of_whole_vectors(
+    catalog: Catalog, dtype: str, record_property: Callable[[str, object], None]
+) -> None:
+    """K and V are read in place; pairs may end after one key."""
+    few_rows(catalog, dtype, 64).report(dtype, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "hdim"), [("bf16", 128), ("fp16", 64)])
+def test_few_rows_in_tiles(
+    catalog_on: Callable[..., Catalog], dtype: str, hdim: int, record_property: Callable[[str, object], None]
+) -> None:
+    """From 4 rows on keys are tiles in place; those of a tile that ends before, or on pages, are copied."""
+    if not amx.PAIRS["host_bf16"] <= cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    catalog = catalog_on("host_amx", True)
+    errors = few_rows(catalog, dtype, hdim)
+    for nhead_q, page_size, mask in product((4, 7), (1, 16, 48), ("no", "bottom_right")):
+        sizes = {"batch": 4, "seqlen_q": 2, "seqlen_k": 600, "nhead_k": 1, "hdim_q": hdim, "dtype": dtype}
+        problem = Problem(op="pagedkv", nhead_q=nhead_q, page_size=page_size, mask=mask, **sizes)
+        inputs, plan = draw_inputs(problem, page_size), catalog.select(problem)
         errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
     errors.report(dtype, record_property)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "call.hpp"
-#include "direct.hpp"
+#include "direct_tiles.hpp"
 #include "host/math.hpp"
 #include "philox.hpp"
 #include "scores.hpp"
@@ -38,6 +38,8 @@ class Attention {
     void run() {
         // Depends on the sequence, not on the item: results must not depend on how threads divide the work.
         const std::int64_t all_rows = seq.seqlen_q * heads;
+        if constexpr (has_direct_tiles<Row>)
+            if (DirectTiles<Row>::pays(all_rows, hdim_q, hdim_v)) return attend<DirectTiles<Row>>(), finish();
         if (reads_tables && FewBytes::pays(all_rows, hdim_q, hdim_v) && has_byte_tables())
             attend<FewBytes>();
         else if (FewRows::pays(all_rows, hdim_q, hdim_v))

@@ -1,0 +1,148 @@
+// One K/V tile and its two products with a few query rows in AMX tiles. Keys are tiles as they lie in the tensor, so what
+// is summed up is the transpose of the scores. Values become pairs of rows, a few at a time, in L1.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "direct.hpp"
+#include "host/tiles.hpp"
+
+namespace catalog::host {
+
+// Not with a block mask, which divides query rows into runs that begin anywhere.
+template <class Row>
+inline constexpr bool has_direct_tiles = Row::pipeline == Pipeline::host_amx && sizeof(typename Row::dtype) == 2 &&
+                                         !Row::block_mask && !std::is_same_v<UnitOf<Row>, SplitHalf>;
+
+#if defined(CATALOG_BRAIN_PAIRS)
+
+template <class Row>
+struct DirectTiles {
+    using Memory = Scratch<Row>;
+    using T = typename Row::dtype;
+    using Unit = typename Memory::Unit;
+    using Ahead = RowsAhead<Row::hdim_v, KvRows<Row>>;
+
+    static constexpr int factors = Memory::factors, block_rows = tile_rows;
+    static constexpr int group = 2 * tile_rows;   // keys of a product
+    static constexpr int panel = 2 * tile_units;  // columns of values
+    // Keys whose values stay in L1 until they are multiplied.
+    static constexpr int stretch = Row::hdim_v <= 128 ? 64 : 32;
+    static constexpr int line = 64;
+    // As in DirectTile, in whole groups.
+    static constexpr int distance = std::max(round_up(8192 / (Row::hdim_q * 2), group), group);
+    static_assert(Memory::step % group == 0 && Row::tile_n0 % stretch == 0, "tiles have whole groups of keys");
+
+    // For 4 rows and more, vectors multiply for longer than memory takes to deliver the keys.
+    static bool pays(std::int64_t rows, int hdim_q, int hdim_v) {
+        return rows >= 4 && rows <= tile_rows && hdim_q % (tile_units * factors) == 0 && hdim_v % panel == 0;
+    }
+
+    Memory& scratch;
+    const KvTile<Row> tile, next;
+    const int hdim_q, hdim_v;
+
+    // The queries are the columns of a tile for each 16 units of the depth.
+    static void pack_query(Memory& scratch, std::int64_t row, const T* q, int hdim_q) {
+        for (int d = 0; d < hdim_q; d += factors)
+            std::memcpy(static_cast<void*>(scratch.shared_q + d / factors * tile_rows + row), q + d, sizeof(Unit));
+    }
+
+    DirectTiles(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& next, int hdim_q, int hdim_v)
+        : scratch(scratch), tile(tile), next(next), hdim_q(hdim_q), hdim_v(hdim_v) {}
+
+    // S^T = K Q^T. Keys that follow are prefetched meanwhile, and then values.
+    void multiply_q_k(std::int64_t, int rows) const {
+        const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
+        alignas(64) float products[group * tile_rows];
+        for (int key = begin; key < end; key += group) {
+            const int at = key + distance;
+            Ahead ahead = at < end ? keys_ahead(tile, at, group) : values_ahead(begin + at - end, group);
+            const auto [keys, stride] = group_of_keys(key);
+            multiply_tiles<false, 2, 1>(keys, ScatteredTiles{stride, distances}, scratch.shared_q, tile_rows,
+                                        hdim_q / factors, products, tile_rows,
+                                        [&] { ahead.ask_rows(group); });  // each reads a line of a key
+            for (int first = 0; first < group; first += tile_rows) {
+                Float of_keys[lanes];
+                for (int i = 0; i < lanes; ++i) of_keys[i] = load(products + (first + i) * tile_rows);
+                transpose(of_keys);
+                for (int row = 0; row < rows; ++row) store(scratch.s[row] + key + first, of_keys[row]);
+            }
+        }
+    }
+
+    // O = rescale * O + P V, and the next tile's keys are prefetched.
+    void multiply_p_v(std::int64_t first_row, int rows) const {
+        float* const o = scratch.o[first_row];
+        for (int row = 0; row < rows; ++row)
+            for (int d = 0; d < hdim_v; d += lanes)
+                store(o + row * Memory::row_o + d, load(o + row * Memory::row_o + d) * scratch.rescale[row]);
+        const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
+        for (int key = begin; key < end; key += stretch) {
+            const int count = std::min(stretch, end - key), at = key + distance;
+            join_values(key, count, at < end ? values_ahead(at, count) : keys_ahead(next, at - end, count));
+            for (int column = 0; column < hdim_v; column += panel)
+                multiply_tiles<true, 1, 2>(scratch.p[0] + key / factors, tiles_of_rows(Memory::row_p),
+                                           scratch.v + column * (stretch / factors), panel, count / factors, o + column,
+                                           Memory::row_o);
+        }
+    }
+
+   private:
+    struct Keys {
+        const std::byte* first;
+        std::ptrdiff_t stride;  // in bytes
+    };
+
+    static Ahead keys_ahead(const KvTile<Row>& of, int first, int count) {
+        return {of.keys, first, std::min(first + count, of.count)};
+    }
+    Ahead values_ahead(int first, int count) const {
+        return {tile.values, first, std::min(first + count, tile.count)};
+    }
+
+    // A group of keys where it lies, or a copy: of those on pages, and of fewer, after which other memory may follow.
+    Keys group_of_keys(int key) const {
+        if constexpr (std::is_same_v<KvRows<Row>, Rows<const T>>)
+            if (key + group <= tile.count)
+                return {reinterpret_cast<const std::byte*>(tile.keys[key]), tile.keys.stride * std::ptrdiff_t{sizeof(T)}};
+        auto* const copies = reinterpret_cast<std::byte*>(scratch.k);
+        constexpr std::ptrdiff_t row = Memory::depth * sizeof(T) + line;
+        for (int i = 0; i < std::min(group, tile.count - key); ++i)
+            std::memcpy(copies + i * row, tile.keys[key + i], hdim_q * sizeof(T));
+        return {copies, row};
+    }
+
+    // Values become pairs, in panels of columns. Those after the last one may be any that are numbers where it is: their
+    // weights are zero.
+    __attribute__((noinline)) void join_values(int key, int count, Ahead ahead) const {
+        for (int i = 0; i < count; i += factors) {
+            const auto row = [&](int at) {
+                return reinterpret_cast<const bf16*>(tile.values[std::min(at, tile.count - 1)]);
+            };
+            const PairedRows<bf16> pair{row(key + i), row(key + i + 1)};
+            Unit* const to = scratch.v + i / factors * panel;
+            for (int d = 0; d < hdim_v; d += panel) {
+                ahead.ask(), ahead.ask();
+                Bits joined[2];
+                load_row(PairedRows<bf16>{pair.even + d, pair.odd + d}, joined);
+                std::memcpy(static_cast<void*>(to + d * (stretch / factors)), joined, sizeof joined);
+            }
+        }
+    }
+
+    // Of tiles along the depth, in bytes.
+    struct Distances {
+        std::ptrdiff_t of[Memory::depth / (tile_units * factors) + 1] = {};
+        constexpr Distances() {
+            for (int i = 0; i <= Memory::depth / (tile_units * factors); ++i) of[i] = i * line;
+        }
+    };
+    static constexpr Distances all_distances{};
+    static constexpr const std::ptrdiff_t* distances = all_distances.of;
+};
+
+#endif
+
+}  // namespace catalog::host

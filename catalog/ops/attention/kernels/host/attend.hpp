@@ -177,15 +177,33 @@ class Attention {
             this->weigh_pairs(first_key, row, count, Tile::block_rows);
     }
 
+    // Calls weigh(std::integral_constant<int, rows>, first) for rows that see the same columns of a tile, side by side.
+    template <class Weigh>
+    void weigh_side_by_side(int count, const Weigh& weigh) const {
+        const Columns* const seen = scratch.seen;
+        for (int i = 0; i < count;) {
+            int rows = 1;
+            while (rows < rows_beside && i + rows < count && seen[i + rows] == seen[i]) ++rows;
+            if (rows == rows_beside)
+                weigh(std::integral_constant<int, rows_beside>{}, i);
+            else
+                for (int r = 0; r < rows; ++r) weigh(std::integral_constant<int, 1>{}, i + r);
+            i += rows;
+        }
+    }
+
     // `block`: rows of the register blocks of P V.
     __attribute__((noinline)) void weigh_floats(std::int64_t first_key, ItemRow* row, int count, int block) {
-        for (int i = 0; i < count; ++i) {
+        weigh_side_by_side(count, [&](auto rows, int i) {
             const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
-            finish_scores(row[i], first_key, seen, whole, scratch.s[i]);
-            scratch.rescale[i] = softmax_row(scratch.s[i] + whole.begin, whole.end - whole.begin, row[i].state);
-            apply_factors(row[i], first_key, whole, scratch.s[i]);
-            zero_unseen(scratch.seen, i, count, block, whole, scratch.s[i]);
-        }
+            for (int r = i; r < i + rows; ++r) finish_scores(row[r], first_key, seen, whole, scratch.s[r]);
+            softmax_rows<rows>(scratch.s[i] + whole.begin, Memory::row_s, whole.end - whole.begin,
+                               [&](int r) -> RowState& { return row[i + r].state; }, scratch.rescale + i);
+            for (int r = i; r < i + rows; ++r) {
+                apply_factors(row[r], first_key, whole, scratch.s[r]);
+                zero_unseen(scratch.seen, r, count, block, whole, scratch.s[r]);
+            }
+        });
     }
 
 #if defined(CATALOG_BRAIN_PAIRS)
@@ -193,26 +211,39 @@ class Attention {
     // Scores that only need their scale get it in the softmax.
     __attribute__((noinline)) void weigh_pairs(std::int64_t first_key, ItemRow* row, int count, int block) {
         constexpr bool plain = !Row::logits && !Row::sink && Row::bias == Bias::none && !has_key_scales<Row>;
-        for (int i = 0; i < count; ++i) {
+        weigh_side_by_side(count, [&](auto rows, int i) {
             const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
+            const bool finishes = !plain || Row::dropout || !(seen == whole);
+            const int columns = whole.end - whole.begin;
             float* const s = scratch.s[i] + whole.begin;
             auto* const p = scratch.p[i] + whole.begin / Memory::factors;
-            const int columns = whole.end - whole.begin;
-            float scale = row[i].scale;
-            if (!plain || Row::dropout || seen.begin != whole.begin || seen.end != whole.end) {
-                for (int j = 0; j < columns; j += lanes) store(s + j, load(s + j) * scale);
-                finish_scores(row[i], first_key, seen, whole, scratch.s[i]);
-                scale = 1;
+            float scale[rows];
+            for (int r = 0; r < rows; ++r) {
+                scale[r] = row[i + r].scale;
+                if (!finishes) continue;
+                float* const of_row = s + r * Memory::row_s;
+                for (int j = 0; j < columns; j += lanes) store(of_row + j, load(of_row + j) * scale[r]);
+                finish_scores(row[i + r], first_key, seen, whole, scratch.s[i + r]);
+                scale[r] = 1;
             }
+            const auto state = [&](int r) -> RowState& { return row[i + r].state; };
             if constexpr (Row::dropout || has_key_scales<Row>) {
-                scratch.rescale[i] = softmax_row(s, columns, row[i].state);
-                apply_factors(row[i], first_key, whole, scratch.s[i]);
-                round_weights(s, columns, p);
+                softmax_rows<rows>(s, Memory::row_s, columns, state, scratch.rescale + i);
+                for (int r = 0; r < rows; ++r) {
+                    apply_factors(row[i + r], first_key, whole, scratch.s[i + r]);
+                    round_weights(s + r * Memory::row_s, columns, p + r * Memory::row_p);
+                }
             } else {
-                scratch.rescale[i] = softmax_row(s, columns, scale, row[i].state, p);
+                softmax_rows<rows, 2>(
+                    columns, [&](int r, int j) { return load(s + r * Memory::row_s + j) * scale[r]; },
+                    [&](int r, int j, const Float (&weights)[2]) {
+                        store_weights(p + r * Memory::row_p + j / Memory::factors, weights[0], weights[1]);
+                    },
+                    state, scratch.rescale + i);
             }
-            zero_unseen<Memory::step>(scratch.seen, i, count, block, whole, scratch.p[i]);
-        }
+            for (int r = i; r < i + rows; ++r)
+                zero_unseen<Memory::step>(scratch.seen, r, count, block, whole, scratch.p[r]);
+        });
     }
 
 #endif

@@ -15,6 +15,9 @@ template <class Row>
 inline constexpr bool has_direct_tiles = Row::pipeline == Pipeline::host_amx && sizeof(typename Row::dtype) == 2 &&
                                          !Row::block_mask && !std::is_same_v<UnitOf<Row>, SplitHalf>;
 
+template <class Row>
+struct DirectTiles;
+
 #if defined(CATALOG_BRAIN_PAIRS)
 
 template <class Row>

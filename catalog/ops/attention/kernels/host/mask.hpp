@@ -41,6 +41,8 @@ struct Window {
 // Columns of a tile: keys counted from its first.
 struct Columns {
     int begin, end;
+
+    bool operator==(const Columns& other) const { return begin == other.begin && end == other.end; }
 };
 
 // Keys that some query, or every query, of a tile sees.

@@ -22,23 +22,63 @@ struct RowState {
     float sum = 0;
 };
 
-// Turns scores into exp2(score - max), and returns the factor that rescales what earlier tiles have accumulated.
-inline float softmax_row(float* scores, int columns, RowState& row) {
-    Float tile_max = splat(row.max);
-    for (int j = 0; j < columns; j += lanes) tile_max = max(tile_max, load(scores + j));
-    const float new_max = reduce_max(tile_max);
-    // A row that has seen no key: subtracting -infinity from itself would give NaN.
-    const float reference = new_max == -infinity ? 0.0f : new_max;
+// Rows whose softmax runs side by side: that of one alone mostly waits for its own results. Measured with AVX-512.
+#if defined(__AVX512F__)
+inline constexpr int rows_beside = 2;
+#else
+inline constexpr int rows_beside = 1;
+#endif
 
-    Float tile_sum = {};
-    for (int j = 0; j < columns; j += lanes) {
-        const Float p = exp2(load(scores + j) - reference);
-        tile_sum += p;
-        store(scores + j, p);
+// Turns the scores of some rows into exp2(score - max), and the states into those after this tile. score(row, column) is a
+// vector of them, put(row, column, weights) consumes `vectors` vectors of their weights; rescale[row] becomes the factor for
+// what earlier tiles have accumulated.
+template <int rows, int vectors, class Score, class Put, class State>
+inline void softmax_rows(int columns, const Score& score, const Put& put, const State& state, float* rescale) {
+    constexpr int chains = 4 / rows;
+    Float largest[rows][chains], sum[rows][vectors] = {};
+    float reference[rows];
+    for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < chains; ++c) largest[r][c] = splat(state(r).max);
+    int j = 0;
+    for (; j + chains * lanes <= columns; j += chains * lanes)
+#pragma GCC unroll 2
+        for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+            for (int c = 0; c < chains; ++c) largest[r][c] = max(largest[r][c], score(r, j + c * lanes));
+    for (; j < columns; j += lanes)
+        for (int r = 0; r < rows; ++r) largest[r][0] = max(largest[r][0], score(r, j));
+    for (int r = 0; r < rows; ++r) {
+        for (int c = 1; c < chains; ++c) largest[r][0] = max(largest[r][0], largest[r][c]);
+        const float new_max = reduce_max(largest[r][0]);
+        // A row that has seen no key: subtracting -infinity from itself would give NaN.
+        reference[r] = new_max == -infinity ? 0.0f : new_max;
+        rescale[r] = state(r).max - reference[r];
+        state(r).max = new_max;
     }
-    const float rescale = exp2(splat(row.max - reference))[0];
-    row = {new_max, row.sum * rescale + reduce_sum(tile_sum)};
-    return rescale;
+    for (j = 0; j < columns; j += vectors * lanes)
+#pragma GCC unroll 2
+        for (int r = 0; r < rows; ++r) {
+            Float weights[vectors];
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; ++v) {
+                weights[v] = exp2(score(r, j + v * lanes) - reference[r]);
+                sum[r][v] += weights[v];
+            }
+            put(r, j, weights);
+        }
+    for (int r = 0; r < rows; ++r) {
+        for (int v = 1; v < vectors; ++v) sum[r][0] += sum[r][v];
+        rescale[r] = exp2(splat(rescale[r]))[0];
+        state(r).sum = state(r).sum * rescale[r] + reduce_sum(sum[r][0]);
+    }
+}
+
+// The same in place, of rows that are `stride` apart.
+template <int rows, class State>
+inline void softmax_rows(float* scores, int stride, int columns, const State& state, float* rescale) {
+    softmax_rows<rows, 1>(
+        columns, [&](int r, int j) { return load(scores + r * stride + j); },
+        [&](int r, int j, const Float (&weights)[1]) { store(scores + r * stride + j, weights[0]); }, state, rescale);
 }
 
 #if defined(CATALOG_BRAIN_PAIRS)
@@ -53,28 +93,6 @@ inline void store_weights(Unit* to, Float low, Float high) {
     } else {
         store(to, pairs_of<Unit>(low, high));
     }
-}
-
-// The same for pairs: reads `scale` times the scores, and writes the weights rounded. Their sum is that of the weights
-// before rounding.
-template <class Unit>
-inline float softmax_row(const float* scores, int columns, float scale, RowState& row, Unit* weights) {
-    Float tile_max = splat(row.max);
-    for (int j = 0; j < columns; j += lanes) tile_max = max(tile_max, load(scores + j) * scale);
-    const float new_max = reduce_max(tile_max);
-    const float reference = new_max == -infinity ? 0.0f : new_max;
-
-    Float sums[2] = {};
-    for (int j = 0; j < columns; j += 2 * lanes) {
-        const Float low = exp2(load(scores + j) * scale - reference);
-        const Float high = exp2(load(scores + j + lanes) * scale - reference);
-        sums[0] += low;
-        sums[1] += high;
-        store_weights(weights + j / Units<Unit>::depth, low, high);
-    }
-    const float rescale = exp2(splat(row.max - reference))[0];
-    row = {new_max, row.sum * rescale + reduce_sum(sums[0] + sums[1])};
-    return rescale;
 }
 
 template <class Unit>

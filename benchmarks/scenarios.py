@@ -102,7 +102,7 @@ SCENARIOS = (
             *("dtype", "hdim", "nhead_q", "nhead_k", "batch", "seqlen_k", "ours ms", "torch ms", "ours GB/s"),
             *("stream GB/s", "ours/stream", "torch/ours", "max diff"),
         ),
-        targets=(Target("ours/stream", ">=", 0.8),),
+        targets=(Target("ours/stream", ">=", 0.9),),
     ),
     Scenario(
         "short",

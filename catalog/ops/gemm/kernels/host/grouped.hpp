@@ -5,8 +5,8 @@
 #include <atomic>
 
 #include "panel.hpp"
-#include "stream.hpp"
 #include "panel_stream.hpp"
+#include "stream.hpp"
 #include "tile_stream.hpp"
 
 namespace catalog::host {

@@ -30,11 +30,11 @@ struct Sections {
 
 inline constexpr std::int64_t most_items = 0x7fff0000;  // every block asks once more after the last one
 
-// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on. With more
-// heads, fewer blocks add to the same one: where they take turns, they wait less.
+// Bytes of Q, dO and dQ of a section, which stay in the L2 cache while the blocks of their heads are worked on: fewer where
+// dQ of other sections is cleared meanwhile. With more heads, fewer blocks wait for each other.
 template <class Row>
 inline constexpr std::int64_t section_bytes =
-    (BackwardTile<Row>::uneven ? 16 : Row::deterministic ? 32 : 8) << 20;
+    (!BackwardTile<Row>::clears_ahead ? 32 : BackwardTile<Row>::uneven || Row::deterministic ? 16 : 8) << 20;
 
 // The least number of items between one that clears sums and one that adds to them.
 template <class Row>

@@ -31,13 +31,26 @@ struct PairedRows {
 #endif
 };
 
+// Rows of a tile that are prefetched, up to its end.
+template <class Row>
+struct TileAhead {
+    using Lines = RowsAhead<Row::hdim_v, KvRows<Row>>;
+
+    static Lines keys(const KvTile<Row>& of, int first, int count) {
+        return {of.keys, first, std::min(first + count, of.count)};
+    }
+    static Lines values(const KvTile<Row>& of, int first, int count) {
+        return {of.values, first, std::min(first + count, of.count)};
+    }
+};
+
 // The rows' weights are floats in scratch.s, or pairs in scratch.p. `Read` reads keys and values as floats. If more
 // than one block of query rows shares them, those of 8 bits are converted once, in copies, where that costs less.
 template <class Row, class Unit = float, class Read = FloatReader<typename Row::dtype>>
 struct DirectTile {
     using Memory = Scratch<Row>;
     using Element = typename Row::dtype;
-    using Ahead = RowsAhead<Row::hdim_v, KvRows<Row>>;
+    using Ahead = TileAhead<Row>;
 
     static constexpr bool pairs = std::is_same_v<Unit, BrainPair>;
     static constexpr bool copies = has_bytes<Row> && (pairs || std::is_same_v<Read, FloatReader<Element>>);
@@ -98,7 +111,7 @@ struct DirectTile {
         const int end = round_up(scratch.seen[rows - 1].end, lanes);
         for (int group = begin; group < end; group += lanes) {
             const int at = group + distance;
-            const Ahead ahead = at < end ? keys_ahead(tile, at, lanes) : values_ahead(begin + at - end, lanes);
+            const auto ahead = at < end ? Ahead::keys(tile, at, lanes) : Ahead::values(tile, begin + at - end, lanes);
             with_rows(tile.keys, group, std::min(group + lanes, tile.count), hdim_q, rows, ahead,
                       [&](const auto& keys, int first, int last, auto& next_rows) {
                           for_blocks_of(keys, rows, [&](auto block, int row) {
@@ -118,7 +131,7 @@ struct DirectTile {
         const int end = round_up(scratch.seen[rows - 1].end, stretch);
         for (int key = begin; key < end; key += stretch) {
             const int at = key + distance;
-            const Ahead ahead = at < end ? values_ahead(at, stretch) : keys_ahead(next, at - end, stretch);
+            const auto ahead = at < end ? Ahead::values(tile, at, stretch) : Ahead::keys(next, at - end, stretch);
             with_rows(tile.values, key, std::min(key + stretch, tile.count), hdim_v, rows, ahead,
                       [&](const auto& values, int first, int last, auto& next_rows) {
                           multiply_values(first_row, rows, key, values, first, last, next_rows);
@@ -127,17 +140,11 @@ struct DirectTile {
     }
 
    private:
-    static Ahead keys_ahead(const KvTile<Row>& of, int first, int count) {
-        return {of.keys, first, std::min(first + count, of.count)};
-    }
-    Ahead values_ahead(int first, int count) const {
-        return {tile.values, first, std::min(first + count, tile.count)};
-    }
-
     // Calls body(rows, first, last, ahead) with the rows of `source` from `first` on and before `end`, or with a copy
     // of them, and with what is prefetched while they are read.
     template <class Body>
-    void with_rows(const KvRows<Row>& source, int first, int end, int width, int rows, Ahead ahead, Body body) const {
+    void with_rows(const KvRows<Row>& source, int first, int end, int width, int rows, typename Ahead::Lines ahead,
+                   Body body) const {
         if constexpr (copies) {
             if (rows > (pairs ? 1 : block_rows) || (few_registers && rows == 3)) {  // more than one block
                 NothingAhead nothing;

@@ -25,7 +25,7 @@ struct DirectTiles {
     using Memory = Scratch<Row>;
     using T = typename Row::dtype;
     using Unit = typename Memory::Unit;
-    using Ahead = RowsAhead<Row::hdim_v, KvRows<Row>>;
+    using Ahead = TileAhead<Row>;
 
     static constexpr int factors = Memory::factors, block_rows = tile_rows;
     static constexpr int group = 2 * tile_rows;   // keys of a product
@@ -61,7 +61,7 @@ struct DirectTiles {
         alignas(64) float products[group * tile_rows];
         for (int key = begin; key < end; key += group) {
             const int at = key + distance;
-            Ahead ahead = at < end ? keys_ahead(tile, at, group) : values_ahead(begin + at - end, group);
+            auto ahead = at < end ? Ahead::keys(tile, at, group) : Ahead::values(tile, begin + at - end, group);
             const auto [keys, stride] = group_of_keys(key);
             multiply_tiles<false, 2, 1>(keys, ScatteredTiles{stride, distances}, scratch.shared_q, tile_rows,
                                         hdim_q / factors, products, tile_rows,
@@ -84,7 +84,7 @@ struct DirectTiles {
         const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
         for (int key = begin; key < end; key += stretch) {
             const int count = std::min(stretch, end - key), at = key + distance;
-            join_values(key, count, at < end ? values_ahead(at, count) : keys_ahead(next, at - end, count));
+            join_values(key, count, at < end ? Ahead::values(tile, at, count) : Ahead::keys(next, at - end, count));
             for (int column = 0; column < hdim_v; column += panel)
                 multiply_tiles<true, 1, 2>(scratch.p[0] + key / factors, tiles_of_rows(Memory::row_p),
                                            scratch.v + column * (stretch / factors), panel, count / factors, o + column,
@@ -98,13 +98,6 @@ struct DirectTiles {
         std::ptrdiff_t stride;  // in bytes
     };
 
-    static Ahead keys_ahead(const KvTile<Row>& of, int first, int count) {
-        return {of.keys, first, std::min(first + count, of.count)};
-    }
-    Ahead values_ahead(int first, int count) const {
-        return {tile.values, first, std::min(first + count, tile.count)};
-    }
-
     // A group of keys where it lies, or a copy: of those on pages, and of fewer, after which other memory may follow.
     Keys group_of_keys(int key) const {
         if constexpr (std::is_same_v<KvRows<Row>, Rows<const T>>)
@@ -117,9 +110,9 @@ struct DirectTiles {
         return {copies, row};
     }
 
-    // Values become pairs, in panels of columns. Those after the last one may be any that are numbers where it is: their
-    // weights are zero.
-    __attribute__((noinline)) void join_values(int key, int count, Ahead ahead) const {
+    // Values become pairs, in panels of columns: the bits of either type. Those after the last one may be any that are
+    // numbers where it is, since their weights are zero.
+    __attribute__((noinline)) void join_values(int key, int count, typename Ahead::Lines ahead) const {
         for (int i = 0; i < count; i += factors) {
             const auto row = [&](int at) {
                 return reinterpret_cast<const bf16*>(tile.values[std::min(at, tile.count - 1)]);

@@ -184,7 +184,7 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
         ):
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
             kernel = rows(other, wanted, "x86_64_v4")[0]
-            # B is read once: as tiles, or in strips.
+            # B is read once: as tiles, or a few rows at a time.
             few = {"n": 650, "k": 70, "m": 300} if layout[1] == "c" else {"n": 1333, "k": 1100, "m": 40}
             streamed = GemmProblem(**few, dtype=dtype, layout=layout)
             check(other, kernel, 20, *[streamed] * (family == "universal"))

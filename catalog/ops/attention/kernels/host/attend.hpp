@@ -38,9 +38,9 @@ class Attention {
     void run() {
         // Depends on the sequence, not on the item: results must not depend on how threads divide the work.
         const std::int64_t all_rows = seq.seqlen_q * heads;
-        if constexpr (has_direct_tiles<Row>)
-            if (DirectTiles<Row>::pays(all_rows, hdim_q, hdim_v)) return attend<DirectTiles<Row>>(), finish();
-        if (reads_tables && FewBytes::pays(all_rows, hdim_q, hdim_v) && has_byte_tables())
+        if (has_direct_tiles<Row> && FewInTiles::pays(all_rows, hdim_q, hdim_v))
+            attend<FewInTiles>();
+        else if (reads_tables && FewBytes::pays(all_rows, hdim_q, hdim_v) && has_byte_tables())
             attend<FewBytes>();
         else if (FewRows::pays(all_rows, hdim_q, hdim_v))
             attend<FewRows>();
@@ -63,6 +63,7 @@ class Attention {
     using FewBytes = DirectTile<Row>;
 #endif
     using FewRows = DirectTile<Row, std::conditional_t<pairs_few, BrainPair, float>>;
+    using FewInTiles = std::conditional_t<has_direct_tiles<Row>, DirectTiles<Row>, FewRows>;
 
     template <class Element>
     Element* row_of(const catalog_tensor& tensor, const ItemRow& row) const {

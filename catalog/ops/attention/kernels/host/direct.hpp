@@ -36,6 +36,12 @@ template <class Row>
 struct TileAhead {
     using Lines = RowsAhead<Row::hdim_v, KvRows<Row>>;
 
+    // Rows between those that are read, `step` at a time, and those that are prefetched: as many bytes as memory delivers
+    // meanwhile.
+    static constexpr int row_bytes = Row::hdim_q * static_cast<int>(sizeof(typename Row::dtype));
+    template <int step>
+    static constexpr int distance = std::max(round_up(8192 / row_bytes, step), step);
+
     static Lines keys(const KvTile<Row>& of, int first, int count) {
         return {of.keys, first, std::min(first + count, of.count)};
     }
@@ -62,9 +68,7 @@ struct DirectTile {
     // many, so that more keys for each pay off. Copies are wider than the values.
     static constexpr int row_bytes = Row::hdim_v * static_cast<int>(sizeof(Element));
     static constexpr int stretch = row_bytes > 512 ? 16 : row_bytes <= 256 && few_registers && !copies ? 64 : 32;
-    // Rows between those that are read and those that are prefetched: as many bytes as memory delivers meanwhile.
-    static constexpr int distance =
-        std::max(round_up(8192 / (Row::hdim_q * static_cast<int>(sizeof(Element))), stretch), stretch);
+    static constexpr int distance = Ahead::template distance<stretch>;
     static_assert(stretch % lanes == 0);
 
     using Reader = std::conditional_t<pairs, DepthReader<Unit, Element>, Read>;
@@ -123,10 +127,7 @@ struct DirectTile {
 
     // The same with values, and then the next tile's keys.
     void multiply_p_v(std::int64_t first_row, int rows) const {
-        for (int row = 0; row < rows; ++row) {
-            float* const o = scratch.o[first_row + row];
-            for (int d = 0; d < hdim_v; d += lanes) store(o + d, load(o + d) * scratch.rescale[row]);
-        }
+        scratch.rescale_sums(first_row, rows, hdim_v);
         const int begin = scratch.seen[0].begin / stretch * stretch;
         const int end = round_up(scratch.seen[rows - 1].end, stretch);
         for (int key = begin; key < end; key += stretch) {

@@ -33,8 +33,7 @@ struct DirectTiles {
     // Keys whose values stay in L1 until they are multiplied.
     static constexpr int stretch = Row::hdim_v <= 128 ? 64 : 32;
     static constexpr int line = 64;
-    // As in DirectTile, in whole groups.
-    static constexpr int distance = std::max(round_up(8192 / (Row::hdim_q * 2), group), group);
+    static constexpr int distance = Ahead::template distance<group>;
     static_assert(Memory::step % group == 0 && Row::tile_n0 % stretch == 0, "tiles have whole groups of keys");
 
     // For 4 rows and more, vectors multiply for longer than memory takes to deliver the keys.
@@ -55,7 +54,7 @@ struct DirectTiles {
     DirectTiles(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& next, int hdim_q, int hdim_v)
         : scratch(scratch), tile(tile), next(next), hdim_q(hdim_q), hdim_v(hdim_v) {}
 
-    // S^T = K Q^T. Keys that follow are prefetched meanwhile, and then values.
+    // S^T = K Q^T, of all queries. Keys that follow are prefetched meanwhile, and then values.
     void multiply_q_k(std::int64_t, int rows) const {
         const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
         alignas(64) float products[group * tile_rows];
@@ -77,18 +76,15 @@ struct DirectTiles {
 
     // O = rescale * O + P V, and the next tile's keys are prefetched.
     void multiply_p_v(std::int64_t first_row, int rows) const {
-        float* const o = scratch.o[first_row];
-        for (int row = 0; row < rows; ++row)
-            for (int d = 0; d < hdim_v; d += lanes)
-                store(o + row * Memory::row_o + d, load(o + row * Memory::row_o + d) * scratch.rescale[row]);
+        scratch.rescale_sums(first_row, rows, hdim_v);
         const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
         for (int key = begin; key < end; key += stretch) {
             const int count = std::min(stretch, end - key), at = key + distance;
             join_values(key, count, at < end ? Ahead::values(tile, at, count) : Ahead::keys(next, at - end, count));
             for (int column = 0; column < hdim_v; column += panel)
                 multiply_tiles<true, 1, 2>(scratch.p[0] + key / factors, tiles_of_rows(Memory::row_p),
-                                           scratch.v + column * (stretch / factors), panel, count / factors, o + column,
-                                           Memory::row_o);
+                                           scratch.v + column * (stretch / factors), panel, count / factors,
+                                           scratch.o[first_row] + column, Memory::row_o);
         }
     }
 

@@ -70,6 +70,16 @@ struct Scratch {
     KvRoom<Row> room[2];  // for the current and the next tile
     float k_scales[scaled_keys + 1];
     float v_scales[scaled_keys + 1];
+
+    // O = rescale * O, of some rows.
+    void rescale_sums(std::int64_t first_row, int rows, int hdim_v) {
+        for (int row = 0; row < rows; ++row) {
+            const float factor = rescale[row];
+            if (factor == 1) continue;  // most tiles leave the maximum as it was
+            float* const of_row = o[first_row + row];
+            for (int d = 0; d < hdim_v; d += lanes) store(of_row + d, load(of_row + d) * factor);
+        }
+    }
 };
 
 }  // namespace catalog::host

@@ -158,7 +158,7 @@ struct PairTile {
     // O = rescale * O + P V.
     void multiply_p_v(std::int64_t first_row, int rows) const {
         constexpr int width = Row::warp_n1;
-        if constexpr (in_tiles) rescale(first_row, rows);
+        if constexpr (in_tiles) scratch.rescale_sums(first_row, rows, hdim_v);
         for (int column = 0; column < hdim_v; column += width) {
             const Rows<const Unit> panel{scratch.v + column * (Row::tile_n0 / factors), width};
             if constexpr (in_tiles) {
@@ -208,15 +208,6 @@ struct PairTile {
     Columns units(int row, int end) const {
         constexpr int step = Memory::step;
         return {scratch.seen[row].begin / step * step / factors, round_up(scratch.seen[end - 1].end, step) / factors};
-    }
-
-    void rescale(std::int64_t first_row, int rows) const {
-        for (int row = 0; row < rows; ++row) {
-            const float factor = scratch.rescale[row];
-            if (factor == 1) continue;  // most tiles leave the maximum as it was
-            float* o = scratch.o[first_row + row];
-            for (int d = 0; d < hdim_v; d += lanes) store(o + d, load(o + d) * factor);
-        }
     }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "abi/export.hpp"
@@ -28,6 +29,9 @@ inline double work_of(const catalog_args& args) {
 
 // Multiplications up to which threads pack what they multiply themselves.
 inline constexpr double small_product = 1 << 27;
+
+// Units of a thread's room that are kept from launch to launch; room for more is freed.
+inline constexpr std::size_t kept_units = 8 << 20;
 
 // The columns of a share where rows of B are contiguous, at most `most`: each thread has as many shares. The fewer threads,
 // the longer the pieces in which rows are read.

@@ -63,7 +63,6 @@ class PanelStream {
             multiply(*scratch, factor_of<false, T>(args.b, batch).from(column, 0), columns);
             finish<Row>(args, batch, scratch->sums, Scratch::row_s, 0, column, static_cast<int>(args.m), columns);
         });
-        constexpr std::size_t kept_units = 8 << 20;  // room for more is freed after a launch
         room.release_above(kept_units);
         return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
     }

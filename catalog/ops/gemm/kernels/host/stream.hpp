@@ -22,8 +22,6 @@ class StreamProduct {
     static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
     static constexpr int step = Row::tile_k / factors;
 
-    static constexpr std::int64_t kept_units = 8 << 20;  // room for more is freed after a launch
-
     // B by columns: a group of columns is multiplied at a time.
     static constexpr int group = Row::warp_tile_n, height = std::min<int>(Row::warp_tile_m, lanes);
     static constexpr int tiles_of_rows = (tile_m + height - 1) / height;

@@ -83,7 +83,6 @@ class TileStream {
             multiply<across>(*scratch, column, count, packed + first * all_units * width);
             store<across>(*scratch, column, static_cast<int>(begin - column), first * width, count);
         });
-        constexpr std::size_t kept_units = 8 << 20;  // room for more is freed after a launch
         room.release_above(kept_units);
         return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
     }

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
             even[i] = __ldcs(reinterpret_cast<const float4*>(sums));
             if (sizeof(T) < 4 || left > 4) odd[i] = __ldcs(reinterpret_cast<const float4*>(sums) + 1);
         }
-        // Around the sums of other rows, which lie in the L2 cache: they are read sooner than these.
+        // Streamed, so that the sums of other rows, which are read next, stay in the L2 cache.
 #pragma unroll
         for (int i = 0; i < convert_dq_rows; ++i) {
             if (!rows.has(i)) continue;

@@ -31,7 +31,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             float s[columns / 2];
             RingPlace<Tile::stages> place;
             RingPlace<Tile::grad_o_stages> grad_o_place;
-            int head = 0, tile = work.begin();
+            int head = 0, turn = work.begin();
             std::uint32_t weights = Tile::ds_at;
             barrier_wait(barriers.k(), 0);
             start_scores(place, true, s);
@@ -47,12 +47,13 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
                 }
             }
             while (!Row::block_mask && head < heads) {
-                const bool last = tile + 1 == work.end();
-                visit(head, tile, weights, !last || head + 1 < heads, place, grad_o_place, s, dk, dv);
+                const bool last = turn + 1 == work.end();
+                visit(head, work.template tile<Row>(turn), weights, !last || head + 1 < heads, place, grad_o_place, s, dk,
+                      dv);
                 place = place.next();
                 grad_o_place = grad_o_place.next();
                 weights ^= other_buffer;
-                tile = last ? work.begin() : tile + 1;
+                turn = last ? work.begin() : turn + 1;
                 head += last;
             }
             named_barrier_sync(all_consumers, Tile::consumers);  // K and V are read by both

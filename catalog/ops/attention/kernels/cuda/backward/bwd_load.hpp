@@ -196,16 +196,16 @@ __device__ __forceinline__ void add_work(const catalog_args& args, const Backwar
         TileWalk<Row> walk(args, work, head);
         const Turns<Row> turns{args, work, head};
         if constexpr (Row::deterministic)
-            if ((!Row::block_mask || walk.first() < work.end()) && acts<Row>()) turns.wait(walk.first());
+            if ((!Row::block_mask || walk.first() < work.end()) && acts<Row>()) turns.wait(work.tile<Row>(walk.first()));
         for (int tile = walk.first(), next; tile < work.end(); tile = next) {
             if (acts<Row>()) add_tile<Row>(args, maps, base, work, work.tile<Row>(tile), place);
             next = walk.after(tile);
             if (Row::deterministic && acts<Row>()) {
                 // Asked while this tile is on its way to memory: mostly the next turn has come by then.
-                const bool waits = next < work.end() && (Row::block_mask || !turns.has_come(next));
+                const bool waits = next < work.end() && (Row::block_mask || !turns.has_come(work.tile<Row>(next)));
                 bulk_wait<0>();
-                turns.pass(tile);
-                if (waits) turns.wait(next);
+                turns.pass(work.tile<Row>(tile));
+                if (waits) turns.wait(work.tile<Row>(next));
             }
         }
         if (acts<Row>()) work.next_head<Row>(args);

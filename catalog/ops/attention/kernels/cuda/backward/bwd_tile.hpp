@@ -57,6 +57,9 @@ struct BackwardTile {
     // Whether blocks of different keys start at different tiles, so that they do not all add to the same dQ.
     static constexpr bool rotates = persistent && !Row::deterministic;
 
+    // Whether the sections take turns in which keys come first, see bwd_work.hpp.
+    static constexpr bool alternates = Row::deterministic && Row::mask == Mask::causal && !Row::block_mask;
+
     // Whether blocks differ in their number of tiles, and the hardware starts them: they come to the next section's heads at
     // different times.
     static constexpr bool uneven = Row::mask != Mask::none && !persistent;
@@ -103,7 +106,7 @@ struct BackwardTile {
     // Where blocks take turns, dQ of narrow heads is staged twice if there is room: a turn may be long in coming.
     static constexpr int most_shared_bytes = 232448, ring_barriers_bytes = (24 + 4 * stages) * 8;
     static constexpr int barriers_bytes = ring_barriers_bytes + (slices > 1 ? warpgroups * 16 : 0);
-    static constexpr int work_bytes = clears_ahead ? 88 : Row::block_mask ? 80 : 72;  // of WorkInMemory
+    static constexpr int work_bytes = clears_ahead || alternates ? 88 : persistent || Row::block_mask ? 80 : 72;
     static constexpr int loader_bytes = persistent ? 24 : 0;  // what loaders keep there: counts, and rows of Q and dO
     static constexpr int visits_bytes = Row::block_mask ? stages * visit_bytes : 0;
     static constexpr int rest_bytes =

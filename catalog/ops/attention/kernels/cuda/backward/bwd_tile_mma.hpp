@@ -13,7 +13,7 @@ struct BackwardTile<Row, true> {
     static constexpr int m = Row::tile_m0, n = Row::tile_n0;
     static constexpr int slices = 1, stages = 2, warps = 8, threads = 32 * warps;
     static constexpr bool divides_hdim = false, scales_ds = false, persistent = false, rotates = false;
-    static constexpr bool uneven = Row::mask != Mask::none, clears_ahead = false;
+    static constexpr bool uneven = Row::mask != Mask::none, clears_ahead = false, alternates = false;
 
     // Of S^T, dP^T, dV and dK a warp has 16 keys, which `key_shares` warps share: some of the queries of each, or of the
     // columns. Of dQ it has 16 queries, which `query_shares` warps share.
@@ -38,7 +38,8 @@ struct BackwardTile<Row, true> {
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int p_at = grad_o_at + stages * grad_o_bytes, ds_at = p_at + weights_bytes;
     static constexpr int lse_at = ds_at + weights_bytes, delta_at = lse_at + stages * row_bytes;
-    static constexpr int work_at = delta_at + stages * row_bytes, visits_at = work_at + (Row::block_mask ? 80 : 72);
+    static constexpr int work_bytes = Row::block_mask ? 80 : 72;
+    static constexpr int work_at = delta_at + stages * row_bytes, visits_at = work_at + work_bytes;
     static constexpr int shared_bytes = visits_at + (Row::block_mask ? stages * visit_bytes : 0);
     static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
 

@@ -105,7 +105,7 @@ struct Visit {
     }
 };
 
-// The order in which blocks add to a tile of dQ: the last keys first. A block waits only for blocks that come before it
+// The order in which blocks add to a tile of dQ: the last keys first, or the first ones in every other section. A block waits only for blocks that come before it
 // in the grid, which are running or done: so all of them end. Since all visit tiles in the same order, a block that has
 // once waited for the one before follows it without waiting again.
 //
@@ -121,8 +121,7 @@ struct Turns {
 
     // Whether all blocks before this one have added to a tile of the head. Not under a block mask.
     __device__ __forceinline__ bool has_come(int tile) const {
-        const int before = last_key_of(tile) / Row::tile_n0 - work.first_key() / Row::tile_n0;
-        return load_acquire(work.counters() + tile) >= before;
+        return load_acquire(work.counters() + tile) >= before(tile);
     }
 
     __device__ __forceinline__ void wait(int tile) const {
@@ -146,6 +145,13 @@ struct Turns {
     }
 
    private:
+    // The number of blocks before this one that visit a tile.
+    __device__ __forceinline__ int before(int tile) const {
+        const int block = work.first_key() / Row::tile_n0;
+        if (BackwardTile<Row>::alternates && work.section() % 2) return block;
+        return last_key_of(tile) / Row::tile_n0 - block;
+    }
+
     // The last key that a tile sees.
     __device__ __forceinline__ int last_key_of(int tile) const {
         const int last = (tile + 1) * Row::tile_m0 - 1 + work.diagonal() + work.right();

@@ -2,7 +2,10 @@
 //
 // Heads of a section share the L2 cache. Their blocks follow each other with the heads fastest: those with most queries
 // first, so that the grid ends evenly. Where the order of additions is fixed, those of the last keys come first: under
-// a causal mask each block then starts at tiles that are its own, and reaches the others' after they have left them.
+// a causal mask each block then starts at tiles that are its own, and reaches the others' after they have left them. But
+// so blocks end one after the other, the longest last. In every other section the first keys come first, and blocks start
+// at the last tile: each is one tile behind the one before, and all end together. DASH (arXiv 2601.21824) pairs blocks
+// like this.
 #pragma once
 
 #include "operation/workspace.hpp"
@@ -89,8 +92,11 @@ struct Item {
         section = row / sections.tiles;
         const int block = row - section * sections.tiles;
         head = section * sections.section + item - row * sections.section;
-        first_key = (Row::deterministic ? sections.tiles - 1 - block : block) * BackwardTile<Row>::n;
+        first_key = (Row::deterministic && !is_ascending() ? sections.tiles - 1 - block : block) * BackwardTile<Row>::n;
     }
+
+    // Whether blocks of the section add to dQ in the order of their keys, and from the last tile to the first.
+    __device__ __forceinline__ bool is_ascending() const { return BackwardTile<Row>::alternates && section % 2; }
 
     // Not where the last section lacks the head, or the sequence is shorter.
     __device__ __forceinline__ bool exists(const catalog_args& args, const Sections& sections) const {
@@ -132,17 +138,19 @@ struct WorkInMemory {
     // The tile that is visited in a turn, which counts from begin() to end().
     template <class Row>
     __device__ __forceinline__ int tile(int turn) const {
+        if constexpr (BackwardTile<Row>::alternates) return abs(number(of_mirror) - turn);
         if constexpr (!BackwardTile<Row>::rotates) return turn;
         const int tile = turn + number(of_first_turn);
         return tile < end() ? tile : tile - end() + begin();
     }
 
-    // Where items clear dQ of other sections.
+    // Where items clear dQ of other sections, or sections differ.
     __device__ __forceinline__ int section() const { return number(of_section); }
 
     // How many works of the block come before it, where there may be any.
     __device__ __forceinline__ unsigned count() const { return number(of_count); }
-    __device__ __forceinline__ void store_count(unsigned count) const { store(of_count, static_cast<int>(count)); }
+    template <class Row>
+    __device__ __forceinline__ void store_count(unsigned count) const { store<Row, of_count>(static_cast<int>(count)); }
 
     // Where dQ's first row of a head is, in elements, and the counters of its tiles. The group's heads come in turn.
     __device__ __forceinline__ std::int64_t dq_offset() const { return wide_number(dq_at); }
@@ -166,22 +174,23 @@ struct WorkInMemory {
         constexpr int m = BackwardTile<Row>::m, n = BackwardTile<Row>::n;
         {
             const Item<Row> of(sections, item);
-            store(of_first_key, of.first_key);
-            store(of_seqlen_k, 0);
-            if constexpr (BackwardTile<Row>::clears_ahead) store(of_section, of.section);
+            store<Row, of_first_key>(of.first_key);
+            store<Row, of_seqlen_k>(0);
+            if constexpr (BackwardTile<Row>::clears_ahead || BackwardTile<Row>::alternates)
+                store<Row, of_section>(of.section);
             if (of.head >= sections.heads) return;
-            store(of_index, of.head / static_cast<int>(args.nhead_k));
-            store(of_head_k, of.head % static_cast<int>(args.nhead_k));
-            store(of_heads, heads_per_key_head(args));
+            store<Row, of_index>(of.head / static_cast<int>(args.nhead_k));
+            store<Row, of_head_k>(of.head % static_cast<int>(args.nhead_k));
+            store<Row, of_heads>(heads_per_key_head(args));
         }
         Sequence sequence;
         find_queries<Row>(args, index(), sequence);
-        store(of_seqlen_q, sequence.seqlen_q);
-        store(of_first_q, static_cast<int>(sequence.first_q));
-        store(of_batch, static_cast<int>(sequence.batch));
+        store<Row, of_seqlen_q>(sequence.seqlen_q);
+        store<Row, of_first_q>(static_cast<int>(sequence.first_q));
+        store<Row, of_batch>(static_cast<int>(sequence.batch));
         find_keys<Row>(args, index(), sequence);
-        store(of_seqlen_k, sequence.seqlen_k);
-        store(of_first_k, static_cast<int>(sequence.first_k));
+        store<Row, of_seqlen_k>(sequence.seqlen_k);
+        store<Row, of_first_k>(static_cast<int>(sequence.first_k));
         if (!exists()) return;
         find_tiles<Row>(args, sequence.seqlen_q, sequence.seqlen_k);
         store_wide_number(at + dq_at, offset_of(args.dq_acc, batch(), head_k() * heads(), first_q()));
@@ -196,14 +205,15 @@ struct WorkInMemory {
         }
         if constexpr (Row::block_mask) {
             const int keys = static_cast<int>(args.block_mask_kv);
-            store(of_first_entry, first_key() / keys);
-            store(of_last_entry, min(first_key() + max(n - 64, 0), seqlen_k() - 1) / keys);
+            store<Row, of_first_entry>(first_key() / keys);
+            store<Row, of_last_entry>(min(first_key() + max(n - 64, 0), seqlen_k() - 1) / keys);
         }
     }
 
+    template <class Row>
     __device__ __forceinline__ void store_end() const {
-        store(of_seqlen_k, 0);
-        store(of_first_key, 0);
+        store<Row, of_seqlen_k>(0);
+        store<Row, of_first_key>(0);
     }
 
    private:
@@ -211,7 +221,7 @@ struct WorkInMemory {
     enum Place {
         of_seqlen_q, of_seqlen_k, of_diagonal, of_left, of_right, of_begin, of_end, of_first_k, of_first_q, of_batch,
         of_index, of_head_k, of_heads, of_first_key, of_first_entry = 18, of_last_entry, of_count = 18, of_first_turn,
-        of_section
+        of_mirror = of_first_turn, of_section
     };
     static constexpr int dq_at = 56, counters_at = 64;
 
@@ -224,22 +234,25 @@ struct WorkInMemory {
         const int left = bound(Row::mask == Mask::generic ? args.window_left : -1, longest);
         const std::int64_t window_right = Row::mask == Mask::causal ? 0 : args.window_right;
         const int right = bound(Row::mask == Mask::none ? -1 : window_right, longest);
-        store(of_diagonal, diagonal);
-        store(of_left, left);
-        store(of_right, right);
+        store<Row, of_diagonal>(diagonal);
+        store<Row, of_left>(left);
+        store<Row, of_right>(right);
         const int last_key = min(first + Tile::n, keys) - 1;
         const int end = (max(0, min(queries, last_key + left - diagonal + 1)) + Tile::m - 1) / Tile::m;
         const int begin = min(max(0, first - right - diagonal) / Tile::m, end);
-        store(of_begin, begin);
-        store(of_end, end);
-        if constexpr (Tile::rotates) store(of_first_turn, end > begin ? first / Tile::m % (end - begin) : 0);
+        store<Row, of_begin>(begin);
+        store<Row, of_end>(end);
+        if constexpr (Tile::rotates) store<Row, of_first_turn>(end > begin ? first / Tile::m % (end - begin) : 0);
+        if constexpr (Tile::alternates) store<Row, of_mirror>(section() % 2 ? begin + end - 1 : 0);
     }
 
     static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
         return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
     }
 
-    __device__ __forceinline__ void store(Place place, int number) const {
+    template <class Row, Place place>
+    __device__ __forceinline__ void store(int number) const {
+        static_assert(4 * place + 4 <= BackwardTile<Row>::work_bytes, "the next work lies behind");
         asm volatile("st.shared.s32 [%0], %1;" ::"r"(at + 4 * place), "r"(number) : "memory");
     }
 
@@ -306,9 +319,9 @@ struct WorkPlace : RingCount<BackwardTile<Row>::work_slots> {
             work().template find<Row>(args, sections, item);
             if (work().exists()) break;
         }
-        if (item >= sections.items) work().store_end();
+        if (item >= sections.items) work().template store_end<Row>();
         if constexpr (Tile::persistent) {
-            work().store_count(this->count);
+            work().template store_count<Row>(this->count);
             barrier_arrive(full());
         }
     }

@@ -148,11 +148,11 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
     });
 }
 
-// By one thread: adds what the warpgroups stage of a tile to dQ in device memory.
-template <class Row>
+// By one thread: adds what the warpgroups stage of a tile to dQ in device memory. Calls beside() while that is on its way.
+template <class Row, class Beside>
 __device__ __forceinline__ void add_tile(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base,
                                          const WorkInMemory& work, int tile,
-                                         RingCount<BackwardTile<Row>::dq_stages>& place) {
+                                         RingCount<BackwardTile<Row>::dq_stages>& place, const Beside& beside) {
     using Tile = BackwardTile<Row>;
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
     const RaggedRows rows(work.dq_offset() * 4, computed_here(args.dq_acc.stride_seqlen) * 4, work.seqlen_q());
@@ -175,6 +175,7 @@ __device__ __forceinline__ void add_tile(const catalog_args& args, const Backwar
                                rows.first_row + tile * Tile::m + first_row, rows.low, rows.high, RaggedRows::wrap);
             bulk_commit();
         }
+        if (round + 1 == Tile::dq_rounds) beside();
         bulk_wait_read<1>();
         barrier_arrive(barriers.empty_dq(0, place.stage()));
         bulk_wait_read<0>();
@@ -198,13 +199,21 @@ __device__ __forceinline__ void add_work(const catalog_args& args, const Backwar
         if constexpr (Row::deterministic)
             if ((!Row::block_mask || walk.first() < work.end()) && acts<Row>()) turns.wait(work.tile<Row>(walk.first()));
         for (int tile = walk.first(), next; tile < work.end(); tile = next) {
-            if (acts<Row>()) add_tile<Row>(args, maps, base, work, work.tile<Row>(tile), place);
+            const auto pass_late = [&] {
+                if (!Tile::passes_late || tile == walk.first()) return;
+                bulk_wait<Tile::warpgroups>();  // the additions to this tile
+                turns.pass(work.tile<Row>(tile - 1));
+            };
+            if (acts<Row>()) add_tile<Row>(args, maps, base, work, work.tile<Row>(tile), place, pass_late);
             next = walk.after(tile);
             if (Row::deterministic && acts<Row>()) {
                 // Asked while this tile is on its way to memory: mostly the next turn has come by then.
-                const bool waits = next < work.end() && (Row::block_mask || !turns.has_come(work.tile<Row>(next)));
-                bulk_wait<0>();
-                turns.pass(work.tile<Row>(tile));
+                const bool more = next < work.end();
+                const bool waits = more && (Row::block_mask || !turns.has_come(work.tile<Row>(next)));
+                if (!Tile::passes_late || !more) {
+                    bulk_wait<0>();
+                    turns.pass(work.tile<Row>(tile));
+                }
                 if (waits) turns.wait(work.tile<Row>(next));
             }
         }

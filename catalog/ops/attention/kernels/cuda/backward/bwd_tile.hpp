@@ -57,12 +57,19 @@ struct BackwardTile {
     // Whether blocks of different keys start at different tiles, so that they do not all add to the same dQ.
     static constexpr bool rotates = persistent && !Row::deterministic;
 
-    // Whether the sections take turns in which keys come first, see bwd_work.hpp.
-    static constexpr bool alternates = Row::deterministic && Row::mask == Mask::causal && !Row::block_mask;
+    // Whether the sections take turns in which keys come first, see bwd_work.hpp. Wide heads are 5 to 9 % slower for it.
+    static constexpr bool alternates =
+        Row::deterministic && Row::mask == Mask::causal && !Row::block_mask && !divides_hdim;
 
     // Whether blocks differ in their number of tiles, and the hardware starts them: they come to the next section's heads at
     // different times.
     static constexpr bool uneven = Row::mask != Mask::none && !persistent;
+
+    // Whether a block passes its turn at a tile on when its additions to the next one are on their way, by which time those to
+    // the tile have arrived. Who waits for that at once adds late: under causal masks of head dim 128 it takes 2 to 3 %
+    // longer. Blocks that have to follow closely are 4 to 13 % slower with turns that are passed on late.
+    static constexpr bool passes_late =
+        Row::deterministic && uneven && !Row::block_mask && !divides_hdim && hdim_q + hdim_v > 128;
 
     // Whether items clear dQ of other sections. Even blocks that take turns to add to dQ are 2 to 20 % slower for it, those of
     // head dim 128 4 % faster.

@@ -27,9 +27,11 @@ class RowsAhead {
         if (++line == lines) line = 0, ++row;
     }
 
-    // Prefetches at least `count` lines in whole rows.
+    // Prefetches about `count` lines, but whole rows, at least one.
+    void ask_lines(int count) { ask_rows(std::max(count / lines, 1)); }
+
     void ask_rows(int count) {
-        for (const int stop = std::min(row + std::max(count / lines, 1), end); row < stop; ++row) {
+        for (const int stop = std::min(row + count, end); row < stop; ++row) {
 #pragma GCC unroll 16
             for (int i = 0; i < lines; ++i) prefetch_line(i);
         }
@@ -46,7 +48,7 @@ class RowsAhead {
 
 struct NothingAhead {
     void ask() {}
-    void ask_rows(int) {}
+    void ask_lines(int) {}
     template <int>
     void ask(const void*, int) {}
     void pass(int) {}

@@ -97,7 +97,7 @@ __attribute__((noinline)) inline void multiply_shared(const Unit* a, B b, int fi
                 for (int v = 0; v < read; ++v) Units<Unit>::multiply_add(sums[j], of_a[v], of_b[v]);
             }
         } else {
-            ahead.ask_rows(lanes);
+            ahead.ask_lines(lanes);
             constexpr int together = std::max(rows / 2, 1);  // pieces for which the address of a row is loaded once
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i += together) {

@@ -165,17 +165,19 @@ class Attention {
         if (scratch.seen[count - 1].end <= scratch.seen[0].begin) return;
 
         tile.multiply_q_k(first_row, count);
-        weigh<Tile>(range.begin, row, count);
+        weigh(tile, range.begin, row, count);
         tile.multiply_p_v(first_row, count);
     }
 
     // Turns a tile's products into the weights for P V. Compiled once for all kinds of tiles with float32 weights.
     template <class Tile>
-    void weigh(std::int64_t first_key, ItemRow* row, int count) {
+    void weigh(const Tile& tile, std::int64_t first_key, ItemRow* row, int count) {
         if constexpr (!multiplies_pairs<Row> || std::is_same_v<Tile, DirectTile<Row>>)
             weigh_floats(first_key, row, count, Tile::block_rows);
+        else if constexpr (has_direct_tiles<Row> && std::is_same_v<Tile, FewInTiles>)
+            this->weigh_pairs(first_key, row, count, Tile::block_rows, tile.beside_weights(count));
         else
-            this->weigh_pairs(first_key, row, count, Tile::block_rows);
+            this->weigh_pairs(first_key, row, count, Tile::block_rows, {{}, 0, 0});  // nothing is prefetched
     }
 
     // Calls weigh(std::integral_constant<int, rows>, first) for rows that see the same columns of a tile, side by side.
@@ -210,7 +212,8 @@ class Attention {
 #if defined(CATALOG_BRAIN_PAIRS)
 
     // Scores that only need their scale get it in the softmax.
-    __attribute__((noinline)) void weigh_pairs(std::int64_t first_key, ItemRow* row, int count, int block) {
+    __attribute__((noinline)) void weigh_pairs(std::int64_t first_key, ItemRow* row, int count, int block,
+                                               typename TileAhead<Row>::Lines ahead) {
         constexpr bool plain = !Row::logits && !Row::sink && Row::bias == Bias::none && !has_key_scales<Row>;
         weigh_side_by_side(count, [&](auto rows, int i) {
             const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
@@ -244,6 +247,7 @@ class Attention {
             }
             for (int r = i; r < i + rows; ++r)
                 zero_unseen<Memory::step>(scratch.seen, r, count, block, whole, scratch.p[r]);
+            ahead.ask_rows(TileAhead<Row>::beside_weights);
         });
     }
 

@@ -42,6 +42,9 @@ struct TileAhead {
     template <int step>
     static constexpr int distance = std::max(round_up(8192 / row_bytes, step), step);
 
+    // Rows that memory delivers while two query rows are weighed.
+    static constexpr int beside_weights = Row::tile_n0 / 64;
+
     static Lines keys(const KvTile<Row>& of, int first, int count) {
         return {of.keys, first, std::min(first + count, of.count)};
     }
@@ -197,7 +200,7 @@ struct DirectTile {
                 } else {
                     // Only some of the steps read a new line. To branch in each costs more than a few lines at once.
                     NothingAhead nothing;
-                    next_rows.ask_rows(keys_at_once * hdim_q * static_cast<int>(sizeof(Element)) / 64);
+                    next_rows.ask_lines(keys_at_once * hdim_q * static_cast<int>(sizeof(Element)) / 64);
                     multiply(key, nothing);
                 }
             }

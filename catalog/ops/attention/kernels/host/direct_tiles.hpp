@@ -64,7 +64,7 @@ struct DirectTiles {
             const auto [keys, stride] = group_of_keys(key);
             multiply_tiles<false, 2, 1>(keys, ScatteredTiles{stride, distances}, scratch.shared_q, tile_rows,
                                         hdim_q / factors, products, tile_rows,
-                                        [&] { ahead.ask_rows(group); });  // each reads a line of a key
+                                        [&] { ahead.ask_lines(group); });  // each reads a line of a key
             for (int first = 0; first < group; first += tile_rows) {
                 Float of_keys[lanes];
                 for (int i = 0; i < lanes; ++i) of_keys[i] = load(products + (first + i) * tile_rows);
@@ -74,21 +74,34 @@ struct DirectTiles {
         }
     }
 
-    // O = rescale * O + P V, and the next tile's keys are prefetched.
+    // What is prefetched while `rows` query rows are weighed: values that follow those that were asked for beside products.
+    typename Ahead::Lines beside_weights(int rows) const {
+        const int begin = Memory::whole_vectors(scratch.seen[0]).begin;
+        return Ahead::values(tile, begin + distance, values_beside_weights(rows));
+    }
+
+    // O = rescale * O + P V, and the next tile's keys are prefetched: half of them beside joins, half beside products.
     void multiply_p_v(std::int64_t first_row, int rows) const {
         scratch.rescale_sums(first_row, rows, hdim_v);
         const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
         for (int key = begin; key < end; key += stretch) {
-            const int count = std::min(stretch, end - key), at = key + distance;
-            join_values(key, count, at < end ? Ahead::values(tile, at, count) : Ahead::keys(next, at - end, count));
+            const int count = std::min(stretch, end - key), at = key + distance + values_beside_weights(rows);
+            auto ahead = at < end ? Ahead::values(tile, at, count) : Ahead::keys(next, at - end, count);
+            join_values(key, count, ahead);
             for (int column = 0; column < hdim_v; column += panel)
                 multiply_tiles<true, 1, 2>(scratch.p[0] + key / factors, tiles_of_rows(Memory::row_p),
                                            scratch.v + column * (stretch / factors), panel, count / factors,
-                                           scratch.o[first_row] + column, Memory::row_o);
+                                           scratch.o[first_row] + column, Memory::row_o,
+                                           [&] { ahead.ask_lines(lines_beside_product); });
         }
     }
 
    private:
+    // Of each step of a product with the weights, which reads as many values as 32 lines are.
+    static constexpr int lines_beside_product = 16;
+
+    static constexpr int values_beside_weights(int rows) { return rows / 2 * Ahead::beside_weights; }
+
     struct Keys {
         const std::byte* first;
         std::ptrdiff_t stride;  // in bytes
@@ -108,7 +121,7 @@ struct DirectTiles {
 
     // Values become pairs, in panels of columns: the bits of either type. Those after the last one may be any that are
     // numbers where it is, since their weights are zero.
-    __attribute__((noinline)) void join_values(int key, int count, typename Ahead::Lines ahead) const {
+    __attribute__((noinline)) void join_values(int key, int count, typename Ahead::Lines& ahead) const {
         for (int i = 0; i < count; i += factors) {
             const auto row = [&](int at) {
                 return reinterpret_cast<const bf16*>(tile.values[std::min(at, tile.count - 1)]);
@@ -116,7 +129,7 @@ struct DirectTiles {
             const PairedRows<bf16> pair{row(key + i), row(key + i + 1)};
             Unit* const to = scratch.v + i / factors * panel;
             for (int d = 0; d < hdim_v; d += panel) {
-                ahead.ask(), ahead.ask();
+                ahead.ask();  // of the two that are read
                 Bits joined[2];
                 load_row(PairedRows<bf16>{pair.even + d, pair.odd + d}, joined);
                 std::memcpy(static_cast<void*>(to + d * (stretch / factors)), joined, sizeof joined);

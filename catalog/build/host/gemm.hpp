@@ -49,13 +49,13 @@ inline void multiply_block(const A* a, Distance a_row, B b, int depth, Finish fi
         const auto b_k = b[k];
         typename Units<A>::Vector b_row[vectors];
         load_row(b_k, b_row);
-#pragma GCC unroll 16
+#pragma GCC unroll 24
         for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
             for (int j = 0; j < vectors; ++j) Units<A>::multiply_add(sum[r][j], a[r * a_row + k * a_depth], b_row[j]);
     }
 
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
         for (int j = 0; j < vectors; ++j) finish(r, j * lanes, sum[r][j]);

@@ -41,6 +41,7 @@ class WinogradProduct {
           columns((forward ? args.k : args.c) / args.g),
           panels((columns + panel - 1) / panel),
           squares(window, args.n),
+          together(groups_together()),
           storing((forward ? args.output : args.input).data,
                   args.n * window.positions() * columns * args.g * static_cast<std::int64_t>(sizeof(T))) {}
 
@@ -49,24 +50,26 @@ class WinogradProduct {
         if (squares.count() == 0) return CATALOG_OK;
         Room<T>& room = thread_room<struct TransformedWeights, T>();
         weights = room.reserve(args.g * panels * planes * places * depth * panel);
-        T* const none = thread_room<struct NoChannels, T>().reserve(depth);
+        T* const none = thread_room<struct NoChannels, T>().reserve(together * depth);
         if (!weights || !none) return CATALOG_NO_MEMORY;
-        std::fill_n(none, depth, T{});
+        std::fill_n(none, together * depth, T{});
         zeros = none;
         const std::int64_t pieces = (depth + lanes - 1) / lanes;
         parallel_for(args, threads, args.g * panels * planes * pieces, [&](std::int64_t task) {
             const std::int64_t index = task / pieces / planes;
             transform_weights(index / panels, index % panels, task / pieces % planes, task % pieces * lanes);
         });
-        const Division<Row> division(args.g, squares.count(), columns, threads);
+        const std::int64_t sets = (args.g + together - 1) / together;
+        const Division<Row> division(sets, squares.count(), together > 1 ? panel : columns, threads);
+        const std::int64_t item_rows = (squares.count() + division.down - 1) / division.down;  // nearly even
         std::atomic<bool> out_of_memory = false;
-        parallel_for(args, threads, args.g * division.items(), [&](std::int64_t item) {
+        parallel_for(args, threads, sets * division.items(), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) return void(out_of_memory = true);
-            const std::int64_t first = item % division.down * division.item_rows;
+            const std::int64_t first = item % division.down * item_rows;
             const std::int64_t column = item / division.down % division.across * division.item_columns;
-            multiply_tile(*scratch, item / division.items(), first,
-                          static_cast<int>(std::min<std::int64_t>(division.item_rows, squares.count() - first)), column,
+            multiply_tile(*scratch, item / division.items() * together, first,
+                          static_cast<int>(std::min(item_rows, squares.count() - first)), column,
                           static_cast<int>(std::min<std::int64_t>(division.item_columns, columns - column)));
         });
         constexpr std::size_t most = 16 << 20;  // elements that stay in memory for the next launch
@@ -75,6 +78,15 @@ class WinogradProduct {
     }
 
    private:
+    // Groups whose channels are transformed together, so that what a square reads is found once for all of them. They are
+    // fewer where threads would have nothing to do.
+    std::int64_t groups_together() const {
+        const std::int64_t most = std::min({tile_k / depth, tile_n / (panels * panel), std::int64_t{args.g}});
+        const std::int64_t rows = (squares.count() + tile_m - 1) / tile_m;
+        constexpr std::int64_t items_per_thread = 4;
+        return std::max<std::int64_t>(std::min(most, args.g * rows / (items_per_thread * threads)), 1);
+    }
+
     static void transform_weights(const Float (&w)[3], Float* to, int step) {
         const Float outer = (w[0] + w[2]) * 0.5f, inner = w[1] * 0.5f;
         to[0] = w[0];
@@ -139,8 +151,10 @@ class WinogradProduct {
             return {args.output, of.out, args.k, args.g, group, true};
     }
 
+    // Squares from `first` on, of the groups from `group` on that are computed together.
     void multiply_tile(Scratch& scratch, std::int64_t group, std::int64_t first, int rows, std::int64_t column,
                        int count) const {
+        const auto groups = static_cast<int>(std::min(together, args.g - group));
         const Image<const T> image = image_read(group);
         const std::int64_t pieces = (depth + tile_k - 1) / tile_k;
         for (std::int64_t step = 0; step < planes * pieces; ++step) {
@@ -149,28 +163,29 @@ class WinogradProduct {
             for (int i = 0; i < rows; ++i) {
                 const T* channels[places];
                 squares.find_channels(image, squares[first + i], plane, zeros, channels);
-                transform_image(channels, k, deep, scratch.images[0] + i * image_s, tile_m * image_s);
+                transform_image(channels, k, groups * deep, scratch.images[0] + i * image_s, tile_m * image_s);
             }
-            for (int j = 0; j < count; j += panel)
-                for (int place = 0; place < places; ++place) {
-                    const Rows<const T> b{transformed(group, (column + j) / panel, plane, place) + k * panel, panel};
-                    T* const sums = scratch.sums[place] + j;
-                    for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
-                        multiply_block<block, panel, image_s, 1>(
-                            scratch.images[place] + i * image_s, b, deep,
-                            [to = sums + i * sums_s, adds = step > 0](int r, int l, Float sum) {
-                                T* const at = to + r * sums_s + l;
-                                store(at, adds ? load(at) + sum : sum);
-                            });
-                    });
-                }
+            for (int of = 0; of < groups; ++of)
+                for (int j = 0; j < count; j += panel)
+                    for (int place = 0; place < places; ++place) {
+                        const Rows<const T> b{transformed(group + of, (column + j) / panel, plane, place) + k * panel, panel};
+                        T* const sums = scratch.sums[place] + of * panels * panel + j;
+                        for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+                            multiply_block<block, panel, image_s, 1>(
+                                scratch.images[place] + i * image_s + of * deep, b, deep,
+                                [to = sums + i * sums_s, adds = step > 0](int r, int l, Float sum) {
+                                    T* const at = to + r * sums_s + l;
+                                    store(at, adds ? load(at) + sum : sum);
+                                });
+                        });
+                    }
         }
-        for (int i = 0; i < rows; ++i) finish(scratch, i, group, squares[first + i], column, count);
+        for (int i = 0; i < rows; ++i) finish(scratch, i, group, groups, squares[first + i], column, count);
         storing.finish();
     }
 
-    // The results of a square.
-    void finish(const Scratch& scratch, int row, std::int64_t group, const Square& at, std::int64_t column,
+    // The results of a square, `count` columns of each group.
+    void finish(const Scratch& scratch, int row, std::int64_t group, int groups, const Square& at, std::int64_t column,
                 int count) const {
         const Image<T> image = forward ? Image<T>(args.output, of.out, args.k, args.g, group, true)
                                        : Image<T>(args.input, of.size, args.c, args.g, group, true);
@@ -181,12 +196,32 @@ class WinogradProduct {
             to[i] = inside ? image.data + at.image * image.stride_image + image.index(at.z, y, x) * image.all_channels + column
                            : nullptr;
         }
+        const auto each_group = [&](auto visit) {
+            T* of_group[made * made];
+            std::copy_n(to, made * made, of_group);
+            for (int of = 0; of < groups; ++of) {
+                visit(of, scratch.sums[0] + row * sums_s + of * panels * panel, of_group);
+                for (T*& place : of_group)
+                    if (place) place += columns;
+            }
+        };
         Float odd{};  // 0 where all results are numbers
+        each_group([&](int, const T* sums, T* const (&results)[made * made]) { odd += finish_group(sums, count, results); });
+        if (reduce_sum(odd) == 0) return;
+        each_group([&](int of, const T* sums, T* const (&results)[made * made]) {
+            if (!(reduce_sum(finish_group(sums, count, results)) == 0))
+                compute_directly(group + of, at, column, count, results);
+        });
+    }
+
+    // From the sums of a square, which are in the same place of each matrix. Returns 0 where all results are numbers.
+    Float finish_group(const T* sums, int count, T* const (&to)[made * made]) const {
+        Float odd{};
         for (int j = 0; j < count; j += lanes) {
             Float m[made][side];
 #pragma GCC unroll 4
             for (int x = 0; x < side; ++x) {
-                const auto sum = [&](int y) { return load(scratch.sums[y * side + x] + row * sums_s + j); };
+                const auto sum = [&](int y) { return load(sums + (y * side + x) * (tile_m * sums_s) + j); };
                 m[0][x] = sum(0) + sum(1) + sum(2);
                 m[1][x] = sum(1) - sum(2) - sum(3);
             }
@@ -200,7 +235,7 @@ class WinogradProduct {
                 }
             }
         }
-        if (!(reduce_sum(odd) == 0)) compute_directly(group, at, column, count, to);
+        return odd;
     }
 
     // As the definition reads. An infinite element would make results NaN that it does not meet.
@@ -234,6 +269,7 @@ class WinogradProduct {
     const int threads;
     const std::int64_t planes, depth, columns, panels;
     const Squares squares;
+    const std::int64_t together;  // groups
     const Storing storing;
     T* weights;  // transformed: of each panel of columns, planes x places x depth x panel
     const T* zeros;

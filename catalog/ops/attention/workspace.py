@@ -28,8 +28,8 @@ H200, 64 splits of two such tiles take 7 us longer than 43 of three, as combinin
 _FEW = 16
 
 _SPLITS_PER_THREAD = 2
-"""Of decoding on the CPU. On a Zen 5, four take 5 to 15 % longer for 4 MB of keys and values, and as long for 16 MB; one
-leaves threads idle where others keep a core.
+"""Of decoding on the CPU. On a Zen 5, four take 5 to 15 % longer for 4 MB of keys and values, and as long for 16 MB.
+With one, threads are idle while another one has lost its core.
 """
 
 _ITEMS_PER_THREAD = 4

@@ -128,8 +128,8 @@ struct DirectTiles {
             };
             const PairedRows<bf16> pair{row(key + i), row(key + i + 1)};
             Unit* const to = scratch.v + i / factors * panel;
+            ahead.ask_rows(1);  // of the two that are read
             for (int d = 0; d < hdim_v; d += panel) {
-                ahead.ask();  // of the two that are read
                 Bits joined[2];
                 load_row(PairedRows<bf16>{pair.even + d, pair.odd + d}, joined);
                 std::memcpy(static_cast<void*>(to + d * (stretch / factors)), joined, sizeof joined);

@@ -101,6 +101,31 @@ def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     check(catalog, rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0], 40)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layout", "family"),
+    slow_but(
+        [("bf16", "rcr", "universal"), ("int8", "rcr", "rowwise")],
+        [
+            *product(DTYPES, ("rcr",), ("universal",)),
+            *product(("fp32", "bf16", "int8"), ("rcrr",), ("multi_d",)),
+            *product(("fp8", "int8"), ("rcr",), ("rowwise",)),
+        ],
+    ),
+)
+def test_few_columns_are_rows_of_the_transpose(catalog: Catalog, dtype: str, layout: str, family: str) -> None:
+    """Those of one block of columns and of two, of few rows and of many, and parts of vectors and of blocks of K."""
+    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND family = '{family}' AND pipeline = 'host_stream'"
+    kernel = rows(catalog, wanted)[0]
+    rng = random.Random(f"{dtype} {layout} {family}")  # noqa: S311
+    drawn = [problem_of_row(kernel, rng).model_dump(exclude_defaults=True) for _ in range(12)]
+    sizes = [(8, 2, 1), (300, 1, 70), (301, 7, 1100), (130, 32, 65), (259, 64, 300), (1030, 17, 0)]
+    problems = [
+        GemmProblem(**fields | {"m": m, "n": n, "k": k}) for fields, (m, n, k) in zip(drawn, 2 * sizes, strict=True)
+    ]
+    used = check(catalog, kernel, 0, *problems)
+    assert used > 0.01 or (dtype == "int8" and family != "rowwise"), "tolerances are far too wide"
+
+
 FLOATS = (("fp8", "rcr"), ("fp8", "rrr"), ("bf8", "rcr"), ("bf8", "rrr"))
 
 
@@ -394,6 +419,24 @@ def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: py
     ):
         (best,) = catalog.candidates(GemmProblem(**{"n": 4096} | sizes), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline, sizes
+
+
+def test_few_columns_are_streamed(catalog: Catalog) -> None:
+    """Few columns by a large A, or fewer by one that stays in the cache, where K is the last axis of both."""
+    newest = ARCHES[0] == "x86_64_v4"
+    for sizes, streams in (
+        ({"m": 4096, "n": 16, "k": 4096}, True),
+        ({"m": 4096, "n": 48, "k": 4096}, newest),
+        ({"m": 4096, "n": 49, "k": 4096}, False),
+        ({"m": 4096, "n": 16, "k": 256}, newest),
+        ({"m": 4096, "n": 4, "k": 64}, True),
+        ({"m": 4096, "n": 9, "k": 64}, False),
+        ({"m": 40, "n": 16, "k": 8192}, False),
+        ({"m": 400, "n": 101, "k": 8192}, False),
+        ({"m": 4096, "n": 8, "k": 4096, "layout": "ccr"}, False),
+    ):
+        best = catalog.candidates(GemmProblem(**sizes, dtype="bf16"), limit=1, arch=ARCHES[0])[0]
+        assert (best.kernel.algorithm.pipeline == "host_stream") == streams, sizes
 
 
 def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@
 
 namespace catalog::host {
 
-struct NotInTiles {
+struct NoProduct {
     static constexpr bool exists = false;
 };
 
 template <class Row, class Unit>
 using FewRowsInTiles =
-    std::conditional_t<!Row::in_tiles, NotInTiles,
+    std::conditional_t<!Row::in_tiles, NoProduct,
                        std::conditional_t<Row::b_along, TileStream<Row, Unit>, PanelStream<Row, Unit>>>;
 
 // The row that multiplies groups of few rows, up to tile_m: for these it is faster than to copy B.

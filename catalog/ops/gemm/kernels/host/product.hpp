@@ -10,6 +10,14 @@ namespace catalog::host {
 template <class Row, class Unit>
 using Product = std::conditional_t<Row::streams, StreamProduct<Row, Unit>, PanelProduct<Row, Unit>>;
 
+// The transposed product of few columns, where K is the last axis of both factors: then it takes no time to compile, as it
+// is the same code.
+template <class Row, class Unit>
+using FewColumns = std::conditional_t<Row::streams && Row::a_along && Row::b_along && scales_of<Row> != Scales::block,
+                                      StreamProduct<TransposedRow<Row>, Unit>, NoProduct>;
+
+inline bool has_few_columns(const catalog_args& args) { return args.n <= 64 && args.m >= 4 * args.n; }
+
 // A batch of small products is divided among threads by products, other work within each.
 template <class One>
 inline catalog_status multiply(const catalog_args& args) {
@@ -25,17 +33,24 @@ inline catalog_status multiply(const catalog_args& args) {
     return status;
 }
 
+template <class Row, class Unit, class One>
+inline catalog_status multiply_parts(const catalog_args& args) {
+    return args.num_splits > 1 ? SplitProduct<Row, Unit, One>(args).run() : multiply<One>(args);
+}
+
 template <class Row, class Unit>
 inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (Row::grouped) return GroupedProduct<Row, Unit>(args).run();
-    if (args.num_splits > 1) return SplitProduct<Row, Unit, Product<Row, Unit>>(args).run();
+    using OfFewColumns = FewColumns<Row, Unit>;
+    if constexpr (OfFewColumns::exists)
+        if (has_few_columns(args)) return multiply_parts<Row, Unit, OfTranspose<OfFewColumns>>(args);
     using OfFewRows = FewRowsInTiles<Row, Unit>;
     if constexpr (OfFewRows::exists) {
         // Rows of a small product that are not few beside the columns take less time if B is packed, too.
         const bool packs_both = 2 * args.m >= args.n && work_of(args) <= small_product;
-        if (!packs_both && OfFewRows::takes(args)) return multiply<OfFewRows>(args);
+        if (args.num_splits < 2 && !packs_both && OfFewRows::takes(args)) return multiply<OfFewRows>(args);
     }
-    return multiply<Product<Row, Unit>>(args);
+    return multiply_parts<Row, Unit, Product<Row, Unit>>(args);
 }
 
 template <class Row>

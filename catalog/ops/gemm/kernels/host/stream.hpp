@@ -5,9 +5,9 @@
 #include <atomic>
 
 #include "along.hpp"
-#include "epilogue.hpp"
 #include "host/gemm.hpp"
 #include "host/threads.hpp"
+#include "transposed.hpp"
 
 namespace catalog::host {
 
@@ -37,6 +37,8 @@ class StreamProduct {
     };
 
    public:
+    static constexpr bool exists = true;
+
     StreamProduct(const catalog_args& args, std::int64_t batch, int threads)
         : args(args), batch(batch), threads(threads), units((args.k + factors - 1) / factors) {}
 
@@ -85,7 +87,7 @@ class StreamProduct {
                 multiply_along(*scratch, column, rows, columns);
             else
                 multiply_across(*scratch, row, column, rows, columns);
-            finish<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
+            finish_sums<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
         });
     }
 

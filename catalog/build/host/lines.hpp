@@ -30,6 +30,7 @@ class RowsAhead {
     // Prefetches about `count` lines, but whole rows, at least one.
     void ask_lines(int count) { ask_rows(std::max(count / lines, 1)); }
 
+    // Prefetches `count` rows, or those that are left.
     void ask_rows(int count) {
         for (const int stop = std::min(row + count, end); row < stop; ++row) {
 #pragma GCC unroll 16

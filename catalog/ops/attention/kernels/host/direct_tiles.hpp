@@ -97,7 +97,7 @@ struct DirectTiles {
     }
 
    private:
-    // Of each step of a product with the weights, which reads as many values as 32 lines are.
+    // Beside a step of a product with the weights, which reads 32 lines of values.
     static constexpr int lines_beside_product = 16;
 
     static constexpr int values_beside_weights(int rows) { return rows / 2 * Ahead::beside_weights; }

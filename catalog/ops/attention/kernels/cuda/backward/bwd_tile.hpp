@@ -113,6 +113,7 @@ struct BackwardTile {
     // Where blocks take turns, dQ of narrow heads is staged twice if there is room: a turn may be long in coming.
     static constexpr int most_shared_bytes = 232448, ring_barriers_bytes = (24 + 4 * stages) * 8;
     static constexpr int barriers_bytes = ring_barriers_bytes + (slices > 1 ? warpgroups * 16 : 0);
+    // Of WorkInMemory.
     static constexpr int work_bytes = clears_ahead || alternates ? 88 : persistent || Row::block_mask ? 80 : 72;
     static constexpr int loader_bytes = persistent ? 24 : 0;  // what loaders keep there: counts, and rows of Q and dO
     static constexpr int visits_bytes = Row::block_mask ? stages * visit_bytes : 0;

@@ -105,9 +105,9 @@ struct Visit {
     }
 };
 
-// The order in which blocks add to a tile of dQ: the last keys first, or the first ones in every other section. A block waits only for blocks that come before it
-// in the grid, which are running or done: so all of them end. Since all visit tiles in the same order, a block that has
-// once waited for the one before follows it without waiting again.
+// The order in which blocks add to a tile of dQ: the last keys first, or the first ones in every other section. A block
+// waits only for blocks that come before it in the grid, which are running or done: so all of them end. Since all visit
+// tiles in the same order, a block that has once waited for the one before follows it without waiting again.
 //
 // A counter says how many blocks have added to its tile. Under a block mask not all blocks do, and it says how many
 // there are from the last keys to those of the block that has added.

@@ -439,6 +439,21 @@ def test_few_columns_are_streamed(catalog: Catalog) -> None:
         assert (best.kernel.algorithm.pipeline == "host_stream") == streams, sizes
 
 
+@pytest.mark.skipif("x86_64_v4" not in ARCHES, reason="needs AVX-512")
+def test_narrow_register_tiles_are_for_columns_that_fill_them(catalog: Catalog) -> None:
+    """They take longer for a column, but there are fewer columns of zeros."""
+
+    def width(n: int) -> int:
+        problem = GemmProblem(m=512, n=n, k=512, dtype="fp16")
+        return catalog.select(problem, arch="x86_64_v4").kernels[0].algorithm.warp_tile_n
+
+    wide = {n: width(n) for n in (20, 32, 48, 64, 80, 96, 128, 144, 192, 224, 256, 4096)}
+    assert wide == {
+        **{20: 32, 32: 32, 48: 64, 64: 64, 80: 32, 96: 32},
+        **{128: 64, 144: 32, 192: 64, 224: 32, 256: 64, 4096: 64},
+    }
+
+
 def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C is updated in place: the result of one launch is compared, not that of several."""
     monkeypatch.setenv("CATALOG_TRACE", str(tmp_path / "calls.jsonl"))

@@ -426,8 +426,8 @@ def test_few_columns_are_streamed(catalog: Catalog) -> None:
     newest = ARCHES[0] == "x86_64_v4"
     for sizes, streams in (
         ({"m": 4096, "n": 16, "k": 4096}, True),
-        ({"m": 4096, "n": 48, "k": 4096}, newest),
-        ({"m": 4096, "n": 49, "k": 4096}, False),
+        ({"m": 4096, "n": 64, "k": 4096}, newest),
+        ({"m": 4096, "n": 65, "k": 4096}, False),
         ({"m": 4096, "n": 16, "k": 256}, newest),
         ({"m": 4096, "n": 4, "k": 64}, True),
         ({"m": 4096, "n": 9, "k": 64}, False),

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -437,6 +438,29 @@ def test_few_columns_are_streamed(catalog: Catalog) -> None:
     ):
         best = catalog.candidates(GemmProblem(**sizes, dtype="bf16"), limit=1, arch=ARCHES[0])[0]
         assert (best.kernel.algorithm.pipeline == "host_stream") == streams, sizes
+
+
+LAUNCH = """
+import resource, sys
+from catalog import Catalog
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime.inputs import make_inputs
+catalog, problem = Catalog(sys.argv[1]), GemmProblem(m=131072, n=72, k=32, dtype="fp16", layout=sys.argv[2])
+plan, inputs = catalog.select(problem), make_inputs(problem, 0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+plan.bind(inputs).launch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["rcr", "crr"])
+def test_a_short_depth_takes_little_memory(catalog: Catalog, layout: str) -> None:
+    """Copies of many short rows take no more than those of a few long ones: about 64 MB, beside C and the library."""
+    catalog.build(catalog.select(GemmProblem(m=131072, n=72, k=32, dtype="fp16", layout=layout)).kernels[0])
+    launch = [sys.executable, "-c", LAUNCH, str(catalog.path), layout]
+    done = subprocess.run(launch, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 200 * 1024
 
 
 @pytest.mark.skipif("x86_64_v4" not in ARCHES, reason="needs AVX-512")

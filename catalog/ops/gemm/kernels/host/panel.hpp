@@ -96,9 +96,13 @@ class PanelProduct {
             return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
         }
         const std::int64_t deep = std::max<std::int64_t>(units, 1);
-        rows_of_chunk = std::max<std::int64_t>(chunk_units / deep / tile_m, 1) * tile_m;
-        columns_of_chunk = std::max<std::int64_t>(chunk_units / deep / tile_n, 1) * tile_n;
-        const std::int64_t rows = std::min(rows_of_chunk, (args.m + tile_m - 1) / tile_m * tile_m);
+        // A packed tile of A has the room of whole steps, however short the depth is.
+        const std::int64_t of_tile = a_in_place ? deep * tile_m : std::max<std::int64_t>(steps, 1) * a_step;
+        const std::int64_t tiles_of_a = (args.m + tile_m - 1) / tile_m;
+        const std::int64_t chunks = (tiles_of_a + most_tiles(of_tile) - 1) / most_tiles(of_tile);
+        rows_of_chunk = (tiles_of_a + chunks - 1) / chunks * tile_m;
+        columns_of_chunk = most_tiles(deep * tile_n) * tile_n;
+        const std::int64_t rows = std::min(rows_of_chunk, tiles_of_a * tile_m);
         const std::int64_t columns = std::min(columns_of_chunk, (args.n + panel - 1) / panel * panel);
         Room<Unit>& of_a = thread_room<struct PackedA, Unit>();
         Room<Unit>& of_b = thread_room<struct PackedB, Unit>();
@@ -113,6 +117,9 @@ class PanelProduct {
     }
 
    private:
+    // How many tiles, of as many units each, a chunk has at most.
+    static std::int64_t most_tiles(std::int64_t units) { return std::max<std::int64_t>(chunk_units / units, 1); }
+
     // Whether it takes less time to pack the same rows and columns in several threads than to read them from the caches of
     // other cores. Two threads pack the fewest of them twice; many threads that multiply in tiles read most from others.
     bool is_small() const {

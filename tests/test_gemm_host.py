@@ -107,9 +107,9 @@ def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     slow_but(
         [("bf16", "rcr", "universal"), ("int8", "rcr", "rowwise")],
         [
-            *product(DTYPES, ("rcr",), ("universal",)),
-            *product(("fp32", "bf16", "int8"), ("rcrr",), ("multi_d",)),
-            *product(("fp8", "int8"), ("rcr",), ("rowwise",)),
+            *product(DTYPES, ("rcr", "crr"), ("universal",)),
+            *product(("fp32", "bf16", "int8"), ("rcrr", "crrr"), ("multi_d",)),
+            *product(("fp8", "int8"), ("rcr", "crr"), ("rowwise",)),
         ],
     ),
 )
@@ -423,7 +423,7 @@ def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: py
 
 
 def test_few_columns_are_streamed(catalog: Catalog) -> None:
-    """Few columns by a large A, or fewer by one that stays in the cache, where K is the last axis of both."""
+    """Few columns by a large A, or fewer by one in the cache, where K is the last axis of both or of none."""
     newest = ARCHES[0] == "x86_64_v4"
     for sizes, streams in (
         ({"m": 4096, "n": 16, "k": 4096}, True),
@@ -435,6 +435,9 @@ def test_few_columns_are_streamed(catalog: Catalog) -> None:
         ({"m": 65536, "n": 40, "k": 512}, False),
         ({"m": 40, "n": 16, "k": 8192}, False),
         ({"m": 400, "n": 101, "k": 8192}, False),
+        ({"m": 4096, "n": 16, "k": 16, "layout": "crr"}, True),
+        ({"m": 4096, "n": 32, "k": 256, "layout": "crr"}, newest),
+        ({"m": 4096, "n": 33, "k": 256, "layout": "crr"}, False),
         ({"m": 4096, "n": 8, "k": 4096, "layout": "ccr"}, False),
     ):
         best = catalog.candidates(GemmProblem(**sizes, dtype="bf16"), limit=1, arch=ARCHES[0])[0]

@@ -10,11 +10,9 @@ namespace catalog::host {
 template <class Row, class Unit>
 using Product = std::conditional_t<Row::streams, StreamProduct<Row, Unit>, PanelProduct<Row, Unit>>;
 
-// The transposed product of few columns, where K is the last axis of both factors: then it takes no time to compile, as it
-// is the same code.
+// The transposed product of few columns.
 template <class Row, class Unit>
-using FewColumns = std::conditional_t<Row::streams && Row::a_along && Row::b_along && scales_of<Row> != Scales::block,
-                                      StreamProduct<TransposedRow<Row>, Unit>, NoProduct>;
+using FewColumns = std::conditional_t<Row::streams && can_transpose<Row>, OfTranspose<StreamProduct<Row, Unit>>, NoProduct>;
 
 inline bool has_few_columns(const catalog_args& args) { return args.n <= 64 && args.m >= 4 * args.n; }
 
@@ -43,7 +41,7 @@ inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (Row::grouped) return GroupedProduct<Row, Unit>(args).run();
     using OfFewColumns = FewColumns<Row, Unit>;
     if constexpr (OfFewColumns::exists)
-        if (has_few_columns(args)) return multiply_parts<Row, Unit, OfTranspose<OfFewColumns>>(args);
+        if (has_few_columns(args)) return multiply_parts<Row, Unit, OfFewColumns>(args);
     using OfFewRows = FewRowsInTiles<Row, Unit>;
     if constexpr (OfFewRows::exists) {
         // Rows of a small product that are not few beside the columns take less time if B is packed, too.

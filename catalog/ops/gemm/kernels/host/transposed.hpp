@@ -1,24 +1,11 @@
 // A product of few columns as its transpose, which has few rows: C^T = B^T A^T. So A is read once, and not copied.
 #pragma once
 
-#include <type_traits>
 #include <utility>
 
 #include "epilogue.hpp"
 
 namespace catalog::host {
-
-// The row for the arguments of the transpose. What it sums up is finished as a part of C.
-template <class Row>
-struct TransposedRow : Row {
-    using Untransposed = Row;
-    static constexpr bool a_along = Row::b_along, b_along = Row::a_along;
-};
-
-template <class Row, class = void>
-inline constexpr bool is_transposed = false;
-template <class Row>
-inline constexpr bool is_transposed<Row, std::void_t<typename Row::Untransposed>> = true;
 
 inline catalog_args transposed(catalog_args args) {
     std::swap(args.a, args.b);
@@ -27,14 +14,39 @@ inline catalog_args transposed(catalog_args args) {
     return args;
 }
 
+// As finish(), of the transpose's sums and with its arguments.
+template <class Row, class Sum>
+__attribute__((noinline)) void finish_transposed(const catalog_args& args, std::int64_t batch, const Sum* sums,
+                                                 std::int64_t lds, std::int64_t first_row, std::int64_t first_column,
+                                                 int rows, int columns) {
+    constexpr int most = 64;  // columns of C at a time
+    const catalog_args whole = transposed(args);
+    alignas(64) Sum turned[lanes][most];
+    for (int first = 0; first < rows; first += most)
+        for (int column = 0; column < columns; column += lanes) {
+            const int count = std::min(rows - first, most);
+            for (int i = 0; i < count; i += lanes) {
+                Float block[lanes] = {};  // the bits of either type of sums
+                for (int r = 0; r < std::min(lanes, count - i); ++r)
+                    std::memcpy(block + r, sums + (first + i + r) * lds + column, sizeof *block);
+                transpose(block);
+                for (int c = 0; c < lanes; ++c) std::memcpy(turned[c] + i, block + c, sizeof *block);
+            }
+            finish<Row>(whole, batch, turned[0], most, first_column + column, first_row + first,
+                        std::min(lanes, columns - column), count);
+        }
+}
+
 // The product of the transposed arguments.
 template <class Product>
 class OfTranspose {
    public:
+    static constexpr bool exists = true;
+
     static std::int64_t tiles(const catalog_args& args) { return Product::tiles(transposed(args)); }
 
     OfTranspose(const catalog_args& args, std::int64_t batch, int threads)
-        : args(transposed(args)), product(this->args, batch, threads) {}
+        : args(transposed(args)), product(this->args, batch, threads, true) {}
 
     catalog_status run() { return product.run(); }
 
@@ -42,31 +54,5 @@ class OfTranspose {
     const catalog_args args;
     Product product;
 };
-
-// As finish(), of either kind of row.
-template <class Row, class Sum>
-inline void finish_sums(const catalog_args& args, std::int64_t batch, const Sum* sums, std::int64_t lds,
-                        std::int64_t first_row, std::int64_t first_column, int rows, int columns) {
-    if constexpr (!is_transposed<Row>) {
-        finish<Row>(args, batch, sums, lds, first_row, first_column, rows, columns);
-    } else {
-        constexpr int most = 64;  // columns of C at a time
-        const catalog_args whole = transposed(args);
-        alignas(64) Sum turned[lanes][most];
-        for (int first = 0; first < rows; first += most)
-            for (int column = 0; column < columns; column += lanes) {
-                const int count = std::min(rows - first, most);
-                for (int i = 0; i < count; i += lanes) {
-                    Float block[lanes] = {};  // the bits of either type of sums
-                    for (int r = 0; r < std::min(lanes, count - i); ++r)
-                        std::memcpy(block + r, sums + (first + i + r) * lds + column, sizeof *block);
-                    transpose(block);
-                    for (int c = 0; c < lanes; ++c) std::memcpy(turned[c] + i, block + c, sizeof *block);
-                }
-                finish<typename Row::Untransposed>(whole, batch, turned[0], most, first_column + column,
-                                                   first_row + first, std::min(lanes, columns - column), count);
-            }
-    }
-}
 
 }  // namespace catalog::host

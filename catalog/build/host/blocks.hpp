@@ -209,11 +209,13 @@ inline void pack_panel(Factor<along, T> from, int count, std::int64_t depth, std
 // thread has several and all finish together. Parts consist of whole register blocks.
 template <class Row>
 struct Division {
+    static constexpr int items_per_thread = 4;
+
     int item_rows = Row::tile_m, item_columns = Row::tile_n;
     std::int64_t down, across;
 
     Division(std::int64_t products, std::int64_t rows, std::int64_t columns, int threads) {
-        constexpr int items_per_thread = 4, panel = Row::warp_tile_n;
+        constexpr int panel = Row::warp_tile_n;
         const auto count = [&] {
             down = (rows + item_rows - 1) / item_rows;
             across = (columns + item_columns - 1) / item_columns;

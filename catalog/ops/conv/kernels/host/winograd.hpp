@@ -83,8 +83,7 @@ class WinogradProduct {
     std::int64_t groups_together() const {
         const std::int64_t most = std::min({tile_k / depth, tile_n / (panels * panel), std::int64_t{args.g}});
         const std::int64_t rows = (squares.count() + tile_m - 1) / tile_m;
-        constexpr std::int64_t items_per_thread = 4;
-        return std::max<std::int64_t>(std::min(most, args.g * rows / (items_per_thread * threads)), 1);
+        return std::max<std::int64_t>(std::min(most, args.g * rows / (Division<Row>::items_per_thread * threads)), 1);
     }
 
     static void transform_weights(const Float (&w)[3], Float* to, int step) {

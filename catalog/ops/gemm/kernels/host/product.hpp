@@ -14,7 +14,7 @@ using Product = std::conditional_t<Row::streams, StreamProduct<Row, Unit>, Panel
 template <class Row, class Unit>
 using FewColumns = std::conditional_t<Row::streams && can_transpose<Row>, OfTranspose<StreamProduct<Row, Unit>>, NoProduct>;
 
-inline bool has_few_columns(const catalog_args& args) { return args.n <= 64 && args.m >= 4 * args.n; }
+inline bool has_few_columns(const catalog_args& args) { return args.n <= most_few_columns && args.m >= 4 * args.n; }
 
 // A batch of small products is divided among threads by products, other work within each.
 template <class One>

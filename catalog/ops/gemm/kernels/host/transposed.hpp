@@ -7,6 +7,8 @@
 
 namespace catalog::host {
 
+inline constexpr int most_few_columns = 64;
+
 inline catalog_args transposed(catalog_args args) {
     std::swap(args.a, args.b);
     std::swap(args.m, args.n);
@@ -19,22 +21,19 @@ template <class Row, class Sum>
 __attribute__((noinline)) void finish_transposed(const catalog_args& args, std::int64_t batch, const Sum* sums,
                                                  std::int64_t lds, std::int64_t first_row, std::int64_t first_column,
                                                  int rows, int columns) {
-    constexpr int most = 64;  // columns of C at a time
     const catalog_args whole = transposed(args);
-    alignas(64) Sum turned[lanes][most];
-    for (int first = 0; first < rows; first += most)
-        for (int column = 0; column < columns; column += lanes) {
-            const int count = std::min(rows - first, most);
-            for (int i = 0; i < count; i += lanes) {
-                Float block[lanes] = {};  // the bits of either type of sums
-                for (int r = 0; r < std::min(lanes, count - i); ++r)
-                    std::memcpy(block + r, sums + (first + i + r) * lds + column, sizeof *block);
-                transpose(block);
-                for (int c = 0; c < lanes; ++c) std::memcpy(turned[c] + i, block + c, sizeof *block);
-            }
-            finish<Row>(whole, batch, turned[0], most, first_column + column, first_row + first,
-                        std::min(lanes, columns - column), count);
+    alignas(64) Sum turned[lanes][most_few_columns];
+    for (int column = 0; column < columns; column += lanes) {
+        for (int i = 0; i < rows; i += lanes) {
+            Float block[lanes] = {};  // the bits of either type of sums
+            for (int r = 0; r < std::min(lanes, rows - i); ++r)
+                std::memcpy(block + r, sums + (i + r) * lds + column, sizeof *block);
+            transpose(block);
+            for (int c = 0; c < lanes; ++c) std::memcpy(turned[c] + i, block + c, sizeof *block);
         }
+        finish<Row>(whole, batch, turned[0], most_few_columns, first_column + column, first_row,
+                    std::min(lanes, columns - column), rows);
+    }
 }
 
 // The product of the transposed arguments.

@@ -66,10 +66,9 @@ struct BackwardTile {
     static constexpr bool uneven = Row::mask != Mask::none && !persistent;
 
     // Whether a block passes its turn at a tile on when its additions to the next one are on their way, by which time those to
-    // the tile have arrived. Who waits for that at once adds late: under causal masks of head dim 128 it takes 2 to 3 %
-    // longer. Blocks that have to follow closely are 4 to 13 % slower with turns that are passed on late.
-    static constexpr bool passes_late =
-        Row::deterministic && uneven && !Row::block_mask && !divides_hdim && hdim_q + hdim_v > 128;
+    // the tile have arrived. A block that waits for that at once adds late: with head dim 128 it takes 2 to 3 % longer. Other
+    // blocks have to follow each other more closely, and are up to 13 % slower with turns that are passed on late.
+    static constexpr bool passes_late = alternates && !persistent && hdim_q + hdim_v > 128;
 
     // Whether items clear dQ of other sections. Even blocks that take turns to add to dQ are 2 to 20 % slower for it, those of
     // head dim 128 4 % faster.

@@ -80,6 +80,9 @@ def _narrow_fields(kernel: Kernel, fields: dict[str, Any], rng: random.Random) -
     algorithm, signature = kernel.algorithm, kernel.signature
     pipeline, vector, backward = algorithm.pipeline.value, algorithm.vector_c, signature.direction == "bwd_data"
     dots = pipeline.endswith("_dot")
+    if pipeline == "host_pixels":
+        g = rng.choice((1, 3, 5, 8, vector - 1, vector, vector + 3))
+        return {"g": g, "c": g, "k": g * rng.choice((1, 1, 2, 3, 8))}
     if pipeline in ("host_direct", "host_padded", "host_padded_dot"):
         wide = signature.dtype == "fp32" or (dots and signature.direction != "bwd_weight")
         most = vector * (2 if wide else 1)

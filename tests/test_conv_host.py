@@ -87,17 +87,19 @@ def test_gradients_of_depthwise_weights_from_large_images(catalog: Catalog, stri
 
 
 @pytest.mark.slow
-def test_gradients_of_depthwise_weights_are_infinite_only_for_taps_that_meet_an_infinity(catalog: Catalog) -> None:
+@pytest.mark.parametrize("channels", [3, 32])
+def test_gradients_of_depthwise_weights_are_infinite_only_for_taps_that_meet_an_infinity(
+    catalog: Catalog, channels: int
+) -> None:
     """A position at a corner of the image, whose neighbours are multiplied with it at once, meets no tap outside."""
-    problem = ConvProblem(
-        n=1, c=32, k=32, g=32, size=(6, 24), filter=(3, 3), pad=(1, 1), direction="bwd_weight", dtype="bf16"
-    )
+    groups = dict.fromkeys("ckg", channels)
+    problem = ConvProblem(n=1, size=(6, 24), filter=(3, 3), pad=(1, 1), direction="bwd_weight", dtype="bf16", **groups)
     inputs = make_inputs(problem, SEED)
     infinity = inputs["output"].dtype.type(np.inf)
     inputs["input"][...] = inputs["input"].dtype.type(1)
-    inputs["output"][0, 0, 0, 3] = inputs["output"][0, 5, 23, 30] = infinity
+    inputs["output"][0, 0, 0, 2] = inputs["output"][0, 5, 23, channels - 1] = infinity
     met = np.zeros(problem.shapes["weight"], bool)
-    met[3, 1:, 1:] = met[30, :2, :2] = True
+    met[2, 1:, 1:] = met[channels - 1, :2, :2] = True
     for kernel in (one.kernel for one in catalog.candidates(problem) if one.kernel.algorithm.pipeline in NARROW):
         result = catalog.plan(problem, kernel).run(inputs).outputs["weight"].astype(np.float32)
         np.testing.assert_array_equal(np.isinf(result), met, err_msg=kernel.name)

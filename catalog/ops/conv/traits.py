@@ -80,6 +80,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     HOST_LINES_AMX = "host_lines_amx"
     HOST_PADDED = "host_padded"
     HOST_PADDED_DOT = "host_padded_dot"
+    HOST_PIXELS = "host_pixels"
     HOST_SCATTER = "host_scatter"
     HOST_SCATTER_AMX = "host_scatter_amx"
     HOST_SHIFT_AMX = "host_shift_amx"
@@ -93,7 +94,7 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
 
 NARROW = (
     *(Pipeline.HOST_DIRECT, Pipeline.HOST_DEPTHWISE, Pipeline.HOST_DEPTHWISE_DOT, Pipeline.HOST_PADDED),
-    *(Pipeline.HOST_PADDED_DOT, Pipeline.HOST_TWO_ROWS, Pipeline.HOST_TWO_ROWS_DOT),
+    *(Pipeline.HOST_PADDED_DOT, Pipeline.HOST_PIXELS, Pipeline.HOST_TWO_ROWS, Pipeline.HOST_TWO_ROWS_DOT),
 )
 """Pipelines of CPUs for narrow groups."""
 

@@ -10,6 +10,7 @@
 #include "line_product.hpp"
 #include "padded.hpp"
 #include "panel.hpp"
+#include "pixels.hpp"
 #include "scatter.hpp"
 #include "shift_weight.hpp"
 #if defined(__AVX512F__)
@@ -36,7 +37,13 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
         });
         return status;
     };
-    if constexpr (Row::narrow != Narrow::no)
+    if constexpr (Row::narrow == Narrow::pixels)
+        return args->c != args->g ? CATALOG_UNSUPPORTED : compute([&](const Window& window) {
+            using Kernel = std::conditional_t<Row::direction == Direction::bwd_weight, PixelGradients<Row>,
+                                              PixelConvolution<Row>>;
+            return Kernel(*args, of, window, threads).run();
+        });
+    else if constexpr (Row::narrow != Narrow::no)
         return with_reading<Row>(*args, [&](auto reading) {
             return compute([&](const Window& window) {
                 if constexpr (!is_depthwise<Row> && Row::direction == Direction::bwd_weight)

@@ -238,7 +238,7 @@ inline constexpr bool has_padded_rows = false;
 #endif
 
 // The pipeline of a row for narrow groups, which those for pairs share with the others.
-enum class Narrow { no, direct, depthwise, padded, two_rows };
+enum class Narrow { no, direct, depthwise, padded, pixels, two_rows };
 
 template <class Row>
 inline constexpr bool is_depthwise = Row::narrow == Narrow::depthwise || Row::narrow == Narrow::two_rows;

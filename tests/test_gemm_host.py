@@ -431,10 +431,10 @@ def test_few_columns_are_streamed(catalog: Catalog) -> None:
         ("r", 4096, 16, 256, newest),
         *(("r", 4096, n, 64, few) for n, few in ((4, True), (5, False))),
         *(("r", 65536, *columns) for columns in ((40, 512, False), (1, 8, True), (1, 7, False))),
-        *(("r", *sizes, 8192, False) for sizes in ((40, 16), (400, 101))),
+        *(("r", *sizes, 8192, False) for sizes in ((15, 16), (79, 20), (400, 101))),
         *(("c", 4096, *columns) for columns in ((4, 15, newest), (16, 16, newest), (16, 4096, True))),
-        *(("c", *sizes, 256, newest) for sizes in ((511, 24), (4096, 32))),
-        *(("c", *sizes, 256, False) for sizes in ((511, 25), (4096, 33))),
+        *(("c", *sizes, 256, newest) for sizes in ((32, 16), (1024, 32))),
+        *(("c", *sizes, 256, False) for sizes in ((31, 16), (1023, 17), (4096, 33))),
     )
     for (of_a, m, n, k, are_few), of_b in product(cases, "rc"):
         problem = GemmProblem(m=m, n=n, k=k, layout=f"{of_a}{of_b}r", dtype="bf16")

@@ -36,7 +36,8 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:
     signature = kernel.signature
     scales = scales_of(signature.family)
     integers = signature.dtype == "int8" and scales == "no"
-    sizes: dict[str, Any] = {"m": rng.choice(SIZES), "n": rng.choice(SIZES), "k": rng.choice(DEPTHS)}
+    columns = [n for n in SIZES if n <= 64] if kernel.algorithm.pipeline == "host_few_columns" else SIZES
+    sizes: dict[str, Any] = {"m": rng.choice(SIZES), "n": rng.choice(columns), "k": rng.choice(DEPTHS)}
     if signature.family in OF_GROUPS.values():
         axis, groups = "m" if scales == "block" else rng.choice("mk"), rng.choices(SIZES, k=rng.choice((0, 1, 3, 8)))
         sizes |= {"groups": groups, "group_axis": axis, axis: sum(groups)}

@@ -187,6 +187,13 @@ def test_matrix_products(select: Select, dtype: str, m: int) -> None:
     check_on(select, (*NEON, *sve), product(dtype, m))
 
 
+@pytest.mark.parametrize(("dtype", "layout"), [("fp32", "rrr"), ("bf16", "ccr"), ("int8", "rrr")])
+def test_products_of_few_columns(select: Select, dtype: str, layout: str) -> None:
+    problem = GemmProblem(m=131, n=3, k=140, batch=2, dtype=dtype, layout=layout, bias=True, activation="relu")
+    assert pipelines(select("oldest", problem)) == {"host_few_columns"}
+    check_on(select, (*NEON, "sve256"), problem)
+
+
 @pytest.mark.parametrize(("dtype", "m", "scales"), [("int8", 3, "block"), ("fp8", 40, "block"), ("fp8", 3, "row")])
 def test_products_with_scales(select: Select, dtype: str, m: int, scales: str) -> None:
     problem = GemmProblem(m=m, n=140, k=300, dtype=dtype, scales=scales, dtype_c="bf16", bias=True)

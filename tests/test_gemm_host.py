@@ -55,11 +55,12 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 
 def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
-    """Rows in which each type meets both pipelines, and these each layout; epilogues, tiles and scales take turns."""
+    """Rows in which each type meets all pipelines, and these each layout; epilogues, tiles and scales take turns."""
     rng, chosen = random.Random(SEED), []  # noqa: S311
-    for number, (dtype, pipeline) in enumerate(product(DTYPES, ("host_panel", "host_stream"))):
+    pipelines = ("host_panel", "host_stream", "host_few_columns")
+    for number, (dtype, pipeline) in enumerate(product(DTYPES, pipelines)):
         num_d, elementwise = EPILOGUES[number % len(EPILOGUES)]
-        layout = LAYOUTS[number // 2 % len(LAYOUTS)]
+        layout = LAYOUTS[number // len(pipelines) % len(LAYOUTS)]
         wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}'"
         wanted += f" AND num_d = {num_d} AND elementwise = '{elementwise}'"
         chosen.append(rng.choice(rows(catalog, f"{wanted} AND family <> 'grouped'", arch)))
@@ -105,17 +106,17 @@ def test_kernels_compute_any_problem(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("dtype", "layout", "family"),
     slow_but(
-        [("bf16", "rcr", "universal"), ("int8", "rcr", "rowwise")],
+        [("bf16", "rrr", "universal"), ("int8", "rcr", "rowwise")],
         [
-            *product(DTYPES, ("rcr", "crr"), ("universal",)),
-            *product(("fp32", "bf16", "int8"), ("rcrr", "crrr"), ("multi_d",)),
-            *product(("fp8", "int8"), ("rcr", "crr"), ("rowwise",)),
+            *product(DTYPES, LAYOUTS, ("universal",)),
+            *product(("fp32", "bf16", "int8"), ("rcrr", "ccrr"), ("multi_d",)),
+            *product(("fp8", "int8"), ("rrr", "crr"), ("rowwise",)),
         ],
     ),
 )
 def test_few_columns_are_rows_of_the_transpose(catalog: Catalog, dtype: str, layout: str, family: str) -> None:
-    """Those of one block of columns and of two, of few rows and of many, and parts of vectors and of blocks of K."""
-    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND family = '{family}' AND pipeline = 'host_stream'"
+    """One column, those of one block and of two, of few rows and of many, and parts of vectors and of blocks of K."""
+    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND family = '{family}' AND pipeline = 'host_few_columns'"
     kernel = rows(catalog, wanted)[0]
     rng = random.Random(f"{dtype} {layout} {family}")  # noqa: S311
     drawn = [problem_of_row(kernel, rng).model_dump(exclude_defaults=True) for _ in range(12)]
@@ -423,26 +424,22 @@ def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: py
 
 
 def test_few_columns_are_streamed(catalog: Catalog) -> None:
-    """Few columns by a large A, or fewer by one in the cache, where K is the last axis of both or of none."""
+    """Few columns of a large A, or fewer of one in the cache. One column needs no depth."""
     newest = ARCHES[0] == "x86_64_v4"
-    for sizes, streams in (
-        ({"m": 4096, "n": 16, "k": 4096}, True),
-        ({"m": 4096, "n": 64, "k": 4096}, newest),
-        ({"m": 4096, "n": 65, "k": 4096}, False),
-        ({"m": 4096, "n": 16, "k": 256}, newest),
-        ({"m": 4096, "n": 4, "k": 64}, True),
-        ({"m": 4096, "n": 5, "k": 64}, False),
-        ({"m": 65536, "n": 40, "k": 512}, False),
-        ({"m": 40, "n": 16, "k": 8192}, False),
-        ({"m": 400, "n": 101, "k": 8192}, False),
-        ({"m": 4096, "n": 16, "k": 16, "layout": "crr"}, newest),
-        ({"m": 4096, "n": 16, "k": 4096, "layout": "crr"}, True),
-        ({"m": 4096, "n": 32, "k": 256, "layout": "crr"}, newest),
-        ({"m": 4096, "n": 33, "k": 256, "layout": "crr"}, False),
-        ({"m": 4096, "n": 8, "k": 4096, "layout": "ccr"}, False),
-    ):
-        best = catalog.candidates(GemmProblem(**sizes, dtype="bf16"), limit=1, arch=ARCHES[0])[0]
-        assert (best.kernel.algorithm.pipeline == "host_stream") == streams, sizes
+    cases = (
+        *(("r", 4096, n, 4096, few) for n, few in ((16, True), (64, newest), (65, False))),
+        ("r", 4096, 16, 256, newest),
+        *(("r", 4096, n, 64, few) for n, few in ((4, True), (5, False))),
+        *(("r", 65536, *columns) for columns in ((40, 512, False), (1, 8, True), (1, 7, False))),
+        *(("r", *sizes, 8192, False) for sizes in ((15, 16), (79, 20), (400, 101))),
+        *(("c", 4096, *columns) for columns in ((4, 15, newest), (16, 16, newest), (16, 4096, True))),
+        *(("c", *sizes, 256, newest) for sizes in ((32, 16), (1024, 32))),
+        *(("c", *sizes, 256, False) for sizes in ((31, 16), (1023, 17), (4096, 33))),
+    )
+    for (of_a, m, n, k, are_few), of_b in product(cases, "rc"):
+        problem = GemmProblem(m=m, n=n, k=k, layout=f"{of_a}{of_b}r", dtype="bf16")
+        best = catalog.candidates(problem, limit=1, arch=ARCHES[0])[0]
+        assert (best.kernel.algorithm.pipeline == "host_few_columns") == are_few, problem.key
 
 
 LAUNCH = """

@@ -157,12 +157,56 @@ inline void store(bf16* to, Float x) {
     store_bits(to, narrow(kept >> 16));
 }
 
+#if defined(__AVX512F__)
+
+// A mask of the first bytes of a vector. Masked loads and stores take a fraction of the time of calls of memcpy, whose stores
+// the load of a whole vector would have to wait for.
+inline std::uint64_t first_bytes(std::int64_t bytes) { return bytes > 0 ? ~std::uint64_t{} >> (64 - bytes) : 0; }
+
+template <int bytes>
+struct MaskedBytes {
+    typedef char Vector __attribute__((vector_size(bytes)));
+    typedef char Memory[bytes];
+
+    static void load(void* to, const void* from, std::uint64_t mask) {
+        Vector part;
+        asm("vmovdqu8 %1, %0%{%2%}%{z%}" : "=v"(part) : "m"(*static_cast<const Memory*>(from)), "Yk"(mask));
+        std::memcpy(to, &part, bytes);
+    }
+    static void store(void* to, const void* from, std::uint64_t mask) {
+        Vector whole;
+        std::memcpy(&whole, from, bytes);
+        asm("vmovdqu8 %1, %0%{%2%}" : "+m"(*static_cast<Memory*>(to)) : "v"(whole), "Yk"(mask));
+    }
+};
+
+#endif
+
+// The first `count` elements of an array that has more, followed by zeros.
+template <class T, int size>
+inline void read_first(T (&to)[size], const T* from, std::int64_t count) {
+#if defined(__AVX512F__)
+    MaskedBytes<sizeof to>::load(to, from, first_bytes(count * sizeof(T)));
+#else
+    std::memset(static_cast<void*>(to), 0, sizeof to);
+    if (count > 0) std::memcpy(to, from, count * sizeof(T));
+#endif
+}
+template <class T, int size>
+inline void write_first(T* to, const T (&from)[size], std::int64_t count) {
+#if defined(__AVX512F__)
+    MaskedBytes<sizeof from>::store(to, from, first_bytes(count * sizeof(T)));
+#else
+    std::memcpy(to, from, count * sizeof(T));
+#endif
+}
+
 // The first `count` elements, followed by zeros; `from` may end after them.
 template <class T>
 inline auto load_first(const T* from, std::int64_t count) {
     if (count >= lanes) return load(from);
-    T buffer[lanes] = {};
-    if (count > 0) std::memcpy(buffer, from, count * sizeof(T));
+    T buffer[lanes];
+    read_first(buffer, from, count);
     return load(buffer);
 }
 
@@ -171,7 +215,7 @@ inline void store_first(T* to, Vector x, std::int64_t count) {
     if (count >= lanes) return store(to, x);
     T buffer[lanes];
     store(buffer, x);
-    std::memcpy(to, buffer, count * sizeof(T));
+    write_first(to, buffer, count);
 }
 
 }  // namespace catalog::host

@@ -271,8 +271,7 @@ inline typename Units<Unit>::Vector load_along(const T* from, std::int64_t count
         constexpr int factors = Units<Unit>::depth;
         T buffer[factors * lanes];
         if (count < factors * lanes) {
-            std::memset(buffer, 0, sizeof buffer);
-            if (count > 0) std::memcpy(buffer, from, count * sizeof(T));
+            read_first(buffer, from, count);
             from = buffer;
         }
         if constexpr (factors * sizeof(T) == sizeof(Unit)) {
@@ -301,8 +300,8 @@ inline typename Units<Unit>::Vector load_across(const T* from, std::int64_t stri
     } else {
         const auto factor = [count](const T* row) {
             if (count >= lanes) return factors_of<Unit>(row);
-            T buffer[lanes] = {};
-            if (count > 0) std::memcpy(buffer, row, count * sizeof(T));
+            T buffer[lanes];
+            read_first(buffer, row, count);
             return factors_of<Unit>(buffer);
         };
         constexpr int bits = 32 / Units<Unit>::depth;

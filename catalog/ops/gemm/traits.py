@@ -58,6 +58,7 @@ class Pipeline(OpenWord, group="catalog.gemm.pipelines", kind=Extension):
     COMPV4 = "compv4"
     PRESHUFFLEV2 = "preshufflev2"
     HOST_AMX = "host_amx"
+    HOST_FEW_COLUMNS = "host_few_columns"
     HOST_PANEL = "host_panel"
     HOST_STREAM = "host_stream"
     SM90_WGMMA = "sm90_wgmma"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING
 
 from catalog.ops.extents import register_blocks
@@ -29,6 +30,7 @@ def work_of(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, f
     differently.
     """
     pipelines = {
+        Pipeline.HOST_FEW_COLUMNS: _few_columns_work,
         Pipeline.HOST_PANEL: _panel_work,
         Pipeline.HOST_STREAM: _stream_work,
         Pipeline.SM90_WGMMA: _cluster_work,
@@ -150,6 +152,19 @@ def _stream_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[s
         "far": passes * _beyond(problem, _NEAR_BYTES) * share,
         "farther": passes * _beyond(problem, _FAR_BYTES) * share,
     }
+
+
+def _few_columns_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> dict[str, float]:
+    """Terms of the transpose, a product of few rows."""
+    algorithm = kernel.algorithm
+    turned = {"r": "c", "c": "r"}
+    sides = {
+        f"{tile}_{axis}": getattr(algorithm, f"{tile}_{other}")
+        for tile, (axis, other) in product(("tile", "warp_tile"), (("m", "n"), ("n", "m")))
+    }
+    layout = turned[problem.layout[1]] + turned[problem.layout[0]] + "r"
+    transpose = problem.model_copy(update={"m": problem.n, "n": problem.m, "layout": layout})
+    return _stream_work(transpose, kernel.model_copy(update={"algorithm": algorithm.model_copy(update=sides)}), units)
 
 
 def _along_work(m: int, n: int, k: int, parts: int, kernel: GemmKernel) -> dict[str, float]:

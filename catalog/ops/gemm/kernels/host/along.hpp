@@ -57,33 +57,33 @@ struct RowsOfA {
     // `lanes` units of the depth, a vector for each piece of it, in which rows follow each other, or one for each row.
     template <bool along, class T>
     void pack(Factor<along, T> from, int count, std::int64_t depth, int whole) {
+        constexpr int step = lanes * Units<Unit>::depth;
         rows = rows_in_lanes(count);
         start = Vector{};
-        pack_held<lanes>(from, count, (depth + whole - 1) / whole * whole, depth);
+        Unit* to = units;
+        for (std::int64_t k = 0; k < (depth + whole - 1) / whole * whole; k += step, to += rows * lanes) {
+            alignas(vector_bytes) Unit block[lanes * lanes];
+            const int packed = k < depth ? count : 0;
+            pack_rows<Unit>(from.from(0, k), packed, std::min<std::int64_t>(step, depth - k), block, lanes);
+            for (int row = packed; row < rows; ++row) store(block + row * lanes, typename Units<Unit>::Vector{});
+            copy_pieces<lanes>(block, to);
+            if constexpr (offset_of<Unit> != 0)
+                for (int i = 0; i < rows; ++i)
+                    Units<Unit>::multiply_add(start, load(to + i * lanes), Bits{} + offset_of<Unit>);
+        }
         start = Vector{} - start;
     }
 
    private:
     // `held` is the number of rows, once it is found: then pieces have a known size.
-    template <int held, bool along, class T>
-    void pack_held(Factor<along, T> from, int count, std::int64_t padded, std::int64_t depth) {
+    template <int held>
+    void copy_pieces(const Unit* block, Unit* to) const {
         if constexpr (held > 1)
-            if (rows < held) return pack_held<held / 2>(from, count, padded, depth);
-        constexpr int step = lanes * Units<Unit>::depth, piece = rows_share_vectors ? lanes / held : lanes;
-        Unit* to = units;
-        for (std::int64_t k = 0; k < padded; k += step, to += held * lanes) {
-            alignas(vector_bytes) Unit block[held * lanes];
-            std::memset(static_cast<void*>(block), 0, sizeof block);
-            if (k < depth)
-                pack_rows<Unit>(from.from(0, k), std::min(count, held), std::min<std::int64_t>(step, depth - k), block,
-                                lanes);
-            for (int row = 0; row < held; ++row)
-                for (int i = 0; i < lanes / piece; ++i)
-                    std::memcpy(to + i * lanes + row * piece, block + row * lanes + i * piece, piece * sizeof(Unit));
-            if constexpr (offset_of<Unit> != 0)
-                for (int i = 0; i < held; ++i)
-                    Units<Unit>::multiply_add(start, load(to + i * lanes), Bits{} + offset_of<Unit>);
-        }
+            if (rows < held) return copy_pieces<held / 2>(block, to);
+        constexpr int piece = rows_share_vectors ? lanes / held : lanes;
+        for (int row = 0; row < held; ++row)
+            for (int i = 0; i < lanes / piece; ++i)
+                std::memcpy(to + i * lanes + row * piece, block + row * lanes + i * piece, piece * sizeof(Unit));
     }
 };
 

@@ -17,6 +17,7 @@ def emit(kernel: Kernel) -> str:
         "a_along": of_a == "r",
         "b_along": of_b == "c",
         "streams": algorithm.pipeline is Pipeline.HOST_STREAM,
+        "transposes": algorithm.pipeline is Pipeline.HOST_FEW_COLUMNS,
         "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
         "grouped": signature.family in OF_GROUPS.values(),
         "scales": f"catalog::host::Scales::{scales_of(signature.family)}",

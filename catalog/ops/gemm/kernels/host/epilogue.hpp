@@ -50,7 +50,12 @@ inline void round_sums(const float* sums, std::int64_t lds, int rows, int column
         for (int j = 0; j < columns; j += 2 * lanes) {
             const float* const from = sums + i * lds + j;
             const Bits pairs = brain_pairs(load(from), load(from + lanes));
-            std::memcpy(c[i] + j, &pairs, std::min(2 * lanes, columns - j) * sizeof(bf16));
+            bf16 rounded[2 * lanes];
+            std::memcpy(rounded, &pairs, sizeof pairs);
+            if (columns - j >= 2 * lanes)
+                std::memcpy(c[i] + j, rounded, sizeof rounded);
+            else
+                write_first(c[i] + j, rounded, columns - j);
         }
 }
 
@@ -76,9 +81,9 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
         return data_of<Element>(tensor, batch) + row * tensor.stride_outer + first_column;
     };
 #if defined(__AVX512F__)
-    if constexpr (Row::in_tiles && std::is_same_v<Element, bf16> && Row::num_d == 0 &&
-                  scales_of<Row> != Scales::row) {
-        if (is_as_summed(args))
+    constexpr bool from_pairs = Row::in_tiles || std::is_same_v<typename Row::dtype, bf16>;
+    if constexpr (from_pairs && std::is_same_v<Element, bf16> && Row::num_d == 0 && scales_of<Row> != Scales::row) {
+        if (is_as_summed(args) && Units<BrainPair>::is_supported())
             return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
     }
 #endif

@@ -8,13 +8,9 @@
 namespace catalog::host {
 
 template <class Row, class Unit>
-using Product = std::conditional_t<Row::streams, StreamProduct<Row, Unit>, PanelProduct<Row, Unit>>;
-
-// The transposed product of few columns.
-template <class Row, class Unit>
-using FewColumns = std::conditional_t<Row::streams && can_transpose<Row>, OfTranspose<StreamProduct<Row, Unit>>, NoProduct>;
-
-inline bool has_few_columns(const catalog_args& args) { return args.n <= most_few_columns && args.m >= 4 * args.n; }
+using Product = std::conditional_t<
+    Row::streams, StreamProduct<Row, Unit>,
+    std::conditional_t<Row::transposes, OfTranspose<StreamProduct<TransposedRow<Row>, Unit>>, PanelProduct<Row, Unit>>>;
 
 // A batch of small products is divided among threads by products, other work within each.
 template <class One>
@@ -31,24 +27,17 @@ inline catalog_status multiply(const catalog_args& args) {
     return status;
 }
 
-template <class Row, class Unit, class One>
-inline catalog_status multiply_parts(const catalog_args& args) {
-    return args.num_splits > 1 ? SplitProduct<Row, Unit, One>(args).run() : multiply<One>(args);
-}
-
 template <class Row, class Unit>
 inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (Row::grouped) return GroupedProduct<Row, Unit>(args).run();
-    using OfFewColumns = FewColumns<Row, Unit>;
-    if constexpr (OfFewColumns::exists)
-        if (has_few_columns(args)) return multiply_parts<Row, Unit, OfFewColumns>(args);
     using OfFewRows = FewRowsInTiles<Row, Unit>;
     if constexpr (OfFewRows::exists) {
         // Rows of a small product that are not few beside the columns take less time if B is packed, too.
         const bool packs_both = 2 * args.m >= args.n && work_of(args) <= small_product;
         if (args.num_splits < 2 && !packs_both && OfFewRows::takes(args)) return multiply<OfFewRows>(args);
     }
-    return multiply_parts<Row, Unit, Product<Row, Unit>>(args);
+    using One = Product<Row, Unit>;
+    return args.num_splits > 1 ? SplitProduct<Row, Unit, One>(args).run() : multiply<One>(args);
 }
 
 template <class Row>

@@ -11,10 +11,6 @@
 
 namespace catalog::host {
 
-// Whether K is the last axis of both factors, or of none: then the transposed product is the same code.
-template <class Row>
-inline constexpr bool can_transpose = Row::a_along == Row::b_along && scales_of<Row> != Scales::block;
-
 template <class Row, class OfPanels>
 class StreamProduct {
     using T = typename Row::dtype;
@@ -41,13 +37,8 @@ class StreamProduct {
     };
 
    public:
-    // `is_transposed`: the arguments are those of the transpose.
-    StreamProduct(const catalog_args& args, std::int64_t batch, int threads, bool is_transposed = false)
-        : args(args),
-          batch(batch),
-          threads(threads),
-          is_transposed(is_transposed),
-          units((args.k + factors - 1) / factors) {}
+    StreamProduct(const catalog_args& args, std::int64_t batch, int threads)
+        : args(args), batch(batch), threads(threads), units((args.k + factors - 1) / factors) {}
 
     static std::int64_t tiles(const catalog_args& args) { return (args.n + tile_n - 1) / tile_n; }
 
@@ -94,10 +85,10 @@ class StreamProduct {
                 multiply_along(*scratch, column, rows, columns);
             else
                 multiply_across(*scratch, row, column, rows, columns);
-            if constexpr (can_transpose<Row>)
-                if (is_transposed)
-                    return finish_transposed<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
-            finish<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
+            if constexpr (is_transposed<Row>)
+                finish_transposed<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
+            else
+                finish<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
         });
     }
 
@@ -370,7 +361,6 @@ class StreamProduct {
     const catalog_args& args;
     const std::int64_t batch;
     const int threads;
-    const bool is_transposed;
     const std::int64_t units;  // along the whole depth
     Unit* packed_a;
     RowsOfA<Unit> tiles_of_a[tiles_of_rows];

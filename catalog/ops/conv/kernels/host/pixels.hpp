@@ -28,7 +28,7 @@ class PixelRows {
           factor(args.k / args.c),
           channels(is_backward ? args.c : args.k),
           pixels(channels < lanes ? lanes / channels : 1),
-          pitch(std::min<std::int64_t>(channels, lanes)),
+          pitch(pixels > 1 ? channels : lanes),
           blocks((channels + lanes - 1) / lanes),
           terms(is_backward ? factor : 1),
           taps(window.taps()),
@@ -130,7 +130,7 @@ class PixelRows {
         const auto copy = [&](auto load_pixel) {
             for (; count > 0; --count, from += step * read.all_channels, to += pitch) store(to, load_pixel(from));
         };
-        if (factor == 1 && blocks == 1 && step == 1) {
+        if (factor == 1 && channels == pitch && step == 1) {
             for (count *= channels; count > 0; count -= lanes, from += lanes, to += lanes)
                 store(to, load_first(from, count));
         } else if (factor == 1) {
@@ -195,6 +195,8 @@ class PixelConvolution : PixelRows<Row> {
     }
 
    private:
+    static constexpr int neighbours = 3;  // taps that share what they read
+
     // A copied row, and the factors of the taps that meet it: distances in floats.
     struct Meeting {
         std::int64_t row, factors;
@@ -251,6 +253,8 @@ class PixelConvolution : PixelRows<Row> {
                 }
         const std::int64_t count = std::min(wide, of_w.count - of.position), step = pixels * pitch;
         const int vectors = static_cast<int>((count + pixels - 1) / pixels);
+        const std::int64_t* const apart = distances;
+        const bool shares = pixels == 1 && of_w.stride == 1 && of_w.apart == 1;
         for_blocks<vector_registers / 4, 4, 2, 1>(0, vectors, [&](auto some, int first) {
             Float sums[some];  // set one by one: as a whole, they would be set in memory
 #pragma GCC unroll 8
@@ -258,9 +262,13 @@ class PixelConvolution : PixelRows<Row> {
             for (const Meeting* meeting = of.meetings; meeting < end; ++meeting) {
                 const float* const from = of.rows + meeting->row + first * step;
                 const float* factors = packed + meeting->factors;
-                for (std::int64_t t = 0; t < of_w.taps; ++t, factors += lanes) {
+                std::int64_t t = 0;
+                if constexpr (some >= neighbours)
+                    for (; shares && t + neighbours <= of_w.taps; t += neighbours, factors += neighbours * lanes)
+                        add_neighbours(from + apart[t], factors, sums);
+                for (; t < of_w.taps; ++t, factors += lanes) {
                     const Float factor = load(factors);
-                    const float* const seen = from + distances[t];
+                    const float* const seen = from + apart[t];
 #pragma GCC unroll 8
                     for (int i = 0; i < some; ++i) sums[i] += load(seen + i * step) * factor;
                 }
@@ -270,6 +278,21 @@ class PixelConvolution : PixelRows<Row> {
                 put(row, of, of.position + (first + i) * pixels, std::min(pixels, count - (first + i) * pixels), count,
                     sums[i]);
         });
+    }
+
+    // Adds the products of taps that meet neighbouring pixels, of which each vector holds one: they share what they read.
+    template <int some>
+    [[gnu::always_inline]] static void add_neighbours(const float* seen, const float* factors, Float (&sums)[some]) {
+        Float factor[neighbours];
+#pragma GCC unroll 4
+        for (int t = 0; t < neighbours; ++t) factor[t] = load(factors + t * lanes);
+#pragma GCC unroll 16
+        for (int column = 0; column < some + neighbours - 1; ++column) {
+            const Float x = load(seen + column * lanes);
+#pragma GCC unroll 4
+            for (int t = 0; t < neighbours; ++t)
+                if (column >= t && column - t < some) sums[column - t] += x * factor[t];
+        }
     }
 
     // Stores the pixels of a vector from a position on; `count` positions of the strip exist.

@@ -81,8 +81,7 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
         return data_of<Element>(tensor, batch) + row * tensor.stride_outer + first_column;
     };
 #if defined(__AVX512F__)
-    constexpr bool from_pairs = Row::in_tiles || std::is_same_v<typename Row::dtype, bf16>;
-    if constexpr (from_pairs && std::is_same_v<Element, bf16> && Row::num_d == 0 && scales_of<Row> != Scales::row) {
+    if constexpr (std::is_same_v<Element, bf16> && Row::num_d == 0 && scales_of<Row> != Scales::row) {
         if (is_as_summed(args) && Units<BrainPair>::is_supported())
             return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
     }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "host/around.hpp"
+#include "multiples.hpp"
 #include "narrow.hpp"
 
 namespace catalog::host {
@@ -254,6 +255,21 @@ class PixelConvolution : PixelRows<Row> {
         const std::int64_t count = std::min(wide, of_w.count - of.position), step = pixels * pitch;
         const int vectors = static_cast<int>((count + pixels - 1) / pixels);
         const std::int64_t* const apart = distances;
+        const Multiples next(step * static_cast<std::int64_t>(sizeof(float)));
+        // What lies behind the pixels of all vectors but a strip's last one is stored again by the next.
+        const std::int64_t of_pixel = count_of(of.block), pixel_made = of_w.step * channels;
+        const bool is_whole = of_pixel == lanes, overlap = pixels > 1 && of_w.step == 1;
+        T* const to = row + (of_w.first + of.position * of_w.step) * channels + first_channel(of.block);
+        const auto put = [=](int number, Float sum) {
+            T* const here = to + number * pixels * pixel_made;
+            const bool is_last = number + 1 == vectors;
+            if (is_whole || (overlap && !is_last)) return store(here, sum);
+            const std::int64_t some = is_last ? count - number * pixels : pixels;
+            if (overlap || pixels == 1) return store_first(here, sum, some * of_pixel);
+            T elements[lanes];
+            store(elements, sum);
+            for (std::int64_t i = 0; i < some; ++i) std::copy_n(elements + i * of_pixel, of_pixel, here + i * pixel_made);
+        };
         const bool shares = pixels == 1 && of_w.stride == 1 && of_w.apart == 1;
         for_blocks<vector_registers / 4, 4, 2, 1>(0, vectors, [&](auto some, int first) {
             Float sums[some];  // set one by one: as a whole, they would be set in memory
@@ -270,13 +286,11 @@ class PixelConvolution : PixelRows<Row> {
                     const Float factor = load(factors);
                     const float* const seen = from + apart[t];
 #pragma GCC unroll 8
-                    for (int i = 0; i < some; ++i) sums[i] += load(seen + i * step) * factor;
+                    for (int i = 0; i < some; ++i) sums[i] += load(next.at(seen, i)) * factor;
                 }
             }
 #pragma GCC unroll 8
-            for (int i = 0; i < some; ++i)
-                put(row, of, of.position + (first + i) * pixels, std::min(pixels, count - (first + i) * pixels), count,
-                    sums[i]);
+            for (int i = 0; i < some; ++i) put(first + i, sums[i]);
         });
     }
 
@@ -293,21 +307,6 @@ class PixelConvolution : PixelRows<Row> {
             for (int t = 0; t < neighbours; ++t)
                 if (column >= t && column - t < some) sums[column - t] += x * factor[t];
         }
-    }
-
-    // Stores the pixels of a vector from a position on; `count` positions of the strip exist.
-    void put(T* row, const Strip& of, std::int64_t position, std::int64_t some, std::int64_t count, Float sum) const {
-        const Axis& of_w = window.axis[2];
-        const std::int64_t of_pixel = count_of(of.block), apart = of_w.step * channels;
-        T* const to = row + of_w.first * channels + position * apart + first_channel(of.block);
-        if (of_w.step == 1 || some == 1) {
-            // What lies behind the pixels of all vectors but a strip's last one is stored again by the next.
-            const bool is_last = pixels == 1 || position + some >= of.position + count;
-            return is_last ? store_first(to, sum, some * of_pixel) : store(to, sum);
-        }
-        T elements[lanes];
-        store(elements, sum);
-        for (std::int64_t i = 0; i < some; ++i) std::copy_n(elements + i * of_pixel, of_pixel, to + i * apart);
     }
 
     const Image<T> made;

@@ -20,6 +20,7 @@ class PixelRows {
    protected:
     using T = typename Row::dtype;
     static constexpr bool is_backward = Row::direction == Direction::bwd_data;
+    static constexpr int most_outputs = 8;  // of a group
 
     PixelRows(const catalog_args& args, const Geometry& of, const Window& window, int threads)
         : args(args),
@@ -38,12 +39,14 @@ class PixelRows {
         for (int lane = 0; lane < lanes; ++lane) pixel_of_lane[lane] = static_cast<int>(lane / pitch);
     }
 
-    // How many positions a strip has, and where its copied rows lie. CATALOG_UNSUPPORTED where taps are far apart.
+    // How many positions a strip has, and where its copied rows lie. CATALOG_UNSUPPORTED for many outputs of a group, and where
+    // taps are far apart.
     catalog_status divide() {
         constexpr std::int64_t farthest = 1 << 12;  // what a strip meets has to be copied
         const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
         constexpr std::int64_t strip = 32, fewest = 8, in_first_cache = 1 << 13;  // vectors; floats
-        if (std::max<std::int64_t>(of_w.taps - 1, 0) * of_w.apart > farthest) return CATALOG_UNSUPPORTED;
+        if (factor > most_outputs || std::max<std::int64_t>(of_w.taps - 1, 0) * of_w.apart > farthest)
+            return CATALOG_UNSUPPORTED;
         kept = std::clamp<std::int64_t>((of_h.taps - 1) * of_h.apart + 1, 1, of_h.extent);
         for (std::int64_t vectors = strip;; vectors /= 2) {
             wide = std::min(vectors * pixels, of_w.count);
@@ -137,10 +140,12 @@ class PixelRows {
         } else if (factor == 1) {
             copy([=](const T* pixel) { return load_first(pixel + channel, some); });
         } else if constexpr (is_backward) {
-            alignas(vector_bytes) float elements[lanes] = {};
+            alignas(vector_bytes) float seen[lanes * most_outputs], elements[lanes] = {};
             copy([&](const T* pixel) {
-                pixel += channel * factor + term;
-                for (std::int64_t lane = 0; lane < some; ++lane) elements[lane] = as_float(pixel[lane * factor]);
+                pixel += channel * factor;
+                for (std::int64_t i = 0; i < some * factor; i += lanes)
+                    store(seen + i, load_first(pixel + i, some * factor - i));
+                for (std::int64_t lane = 0; lane < some; ++lane) elements[lane] = seen[lane * factor + term];
                 return load(elements);
             });
         } else {
@@ -150,12 +155,6 @@ class PixelRows {
                 reader[lane] = static_cast<int>(std::min((channel + lane) / factor - first, others));
             copy([=](const T* pixel) { return permute(load_first(pixel + first, others + 1), reader); });
         }
-    }
-
-    static float as_float(float x) { return x; }
-    template <class Half>
-    static float as_float(Half x) {
-        return load_first(&x, 1)[0];
     }
 };
 

@@ -42,17 +42,17 @@ class PixelRows {
     // How many positions a strip has, and where its copied rows lie. CATALOG_UNSUPPORTED for many outputs of a group, and where
     // taps are far apart.
     catalog_status divide() {
-        constexpr std::int64_t farthest = 1 << 12;  // what a strip meets has to be copied
+        constexpr std::int64_t strip = 32, fewest = 8, in_first_cache = 1 << 13, farthest = 1 << 12;  // vectors; floats; pixels
         const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
-        constexpr std::int64_t strip = 32, fewest = 8, in_first_cache = 1 << 13;  // vectors; floats
-        if (factor > most_outputs || std::max<std::int64_t>(of_w.taps - 1, 0) * of_w.apart > farthest)
-            return CATALOG_UNSUPPORTED;
+        reach = std::max<std::int64_t>(of_w.taps - 1, 0) * of_w.apart;
+        if (factor > most_outputs || reach > farthest) return CATALOG_UNSUPPORTED;
+        phases = std::min(of_w.stride, reach + 1);
         kept = std::clamp<std::int64_t>((of_h.taps - 1) * of_h.apart + 1, 1, of_h.extent);
         for (std::int64_t vectors = strip;; vectors /= 2) {
             wide = std::min(vectors * pixels, of_w.count);
-            copied = (wide - 1) * of_w.stride + std::max<std::int64_t>(of_w.taps - 1, 0) * of_w.apart + 1;
+            copied = (wide - 1) * of_w.stride + reach + 1;
             of_phase = (copied + of_w.stride - 1) / of_w.stride * pitch + lanes;  // vectors end behind the last pixel
-            of_block = terms * of_d.taps * kept * of_w.stride * of_phase;
+            of_block = terms * of_d.taps * kept * phases * of_phase;
             if (vectors == fewest || of_block <= in_first_cache) break;
         }
         distances = thread_room<struct TapDistances, std::int64_t>().reserve(of_w.taps + 1);
@@ -72,9 +72,10 @@ class PixelRows {
                    std::int64_t& next, float* room) const {
         const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
         const Range deep = of_d.inside(d);
-        const std::int64_t first = of_h.origin + h * of_h.stride, reach = std::max<std::int64_t>(of_h.taps - 1, 0) * of_h.apart;
+        const std::int64_t first = of_h.origin + h * of_h.stride;
+        const std::int64_t last = first + std::max<std::int64_t>(of_h.taps - 1, 0) * of_h.apart;
         next = std::max({next, first, std::int64_t{0}});
-        for (const std::int64_t end = std::min(first + reach + 1, of_h.extent); next < end; ++next)
+        for (const std::int64_t end = std::min(last + 1, of_h.extent); next < end; ++next)
             for (std::int64_t td = deep.first; td < deep.end; ++td) {
                 const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
                 for (std::int64_t term = 0; term < terms; ++term)
@@ -85,8 +86,7 @@ class PixelRows {
 
     // Where a copied row begins.
     std::int64_t place_of(std::int64_t term, std::int64_t td, std::int64_t h) const {
-        const std::int64_t of_row = window.axis[2].stride * of_phase;
-        return ((term * window.axis[0].taps + td) * kept + h % kept) * of_row;
+        return ((term * window.axis[0].taps + td) * kept + h % kept) * phases * of_phase;
     }
 
     const catalog_args& args;
@@ -102,19 +102,19 @@ class PixelRows {
     const std::int64_t taps;
     const Image<const T> read;
     Ints pixel_of_lane;
-    std::int64_t wide = 0, copied = 0;                    // positions of a strip, and what they meet in a row
-    std::int64_t kept = 0, of_phase = 0, of_block = 0;    // rows; floats
-    std::int64_t* distances = nullptr;                    // between what a tap reads and the first one
+    std::int64_t reach = 0, phases = 0;                 // pixels between taps of a row, and how many classes of these they meet
+    std::int64_t wide = 0, copied = 0;                  // positions of a strip, and what they meet in a row
+    std::int64_t kept = 0, of_phase = 0, of_block = 0;  // rows; floats
+    std::int64_t* distances = nullptr;                  // between what a tap reads and the first one
 
    private:
-    // The elements from `w` on of a row of the image: those that are a stride apart, then the next ones that taps meet.
+    // The elements from `w` on of a row of the image: those that are a stride apart, then others that taps meet.
     void copy_row(const T* row, std::int64_t block, std::int64_t term, std::int64_t w, float* to) const {
         const Axis& of_w = window.axis[2];
-        const std::int64_t reach = std::max<std::int64_t>(of_w.taps - 1, 0) * of_w.apart;
         const auto before = [&](std::int64_t end, std::int64_t all) {
             return end > 0 ? std::min((end + of_w.stride - 1) / of_w.stride, all) : 0;
         };
-        for (std::int64_t phase = 0; phase <= std::min(of_w.stride - 1, reach); ++phase, ++w, to += of_phase) {
+        for (std::int64_t phase = 0; phase < phases; ++phase, ++w, to += of_phase) {
             const std::int64_t all = before(copied - phase, copied), end = before(of_w.extent - w, all);
             const std::int64_t first = std::min(before(-w, all), end);
             clear(first, to);
@@ -240,7 +240,8 @@ class PixelConvolution : PixelRows<Row> {
         }
     }
 
-    void compute_row(const Strip& of, std::int64_t h, T* row) const {
+    // Those of a row of the result: their end.
+    const Meeting* find_meetings(const Strip& of, std::int64_t h) const {
         const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
         const Range deep = of_d.inside(of.d), high = of_h.inside(h);
         Meeting* end = of.meetings;
@@ -251,6 +252,12 @@ class PixelConvolution : PixelRows<Row> {
                     *end++ = {Base::place_of(term, td, of_h.origin + h * of_h.stride + th * of_h.apart),
                               (of.block * terms * taps + tap) * lanes};
                 }
+        return end;
+    }
+
+    void compute_row(const Strip& of, std::int64_t h, T* row) const {
+        const Axis& of_w = window.axis[2];
+        const Meeting* const end = find_meetings(of, h);
         const std::int64_t count = std::min(wide, of_w.count - of.position), step = pixels * pitch;
         const int vectors = static_cast<int>((count + pixels - 1) / pixels);
         const std::int64_t* const apart = distances;

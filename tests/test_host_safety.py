@@ -270,7 +270,11 @@ def test_sanitizers_find_nothing_in_convolutions(tmp_path: Path, sanitizer: Sani
     wanted = [("host_panel", "forward", "bf16"), ("host_panel", "bwd_weight", "fp32")]
     wanted += [("host_scatter", "bwd_data", "fp32")]
     wanted += [("host_direct", "bwd_data", "fp16"), ("host_direct", "bwd_weight", "fp32")]
-    wanted += [("host_winograd", direction, "fp32") for direction in ("forward", "bwd_data", "bwd_weight")]
+    wanted += [
+        (pipeline, direction, "fp32")
+        for pipeline in ("host_winograd", "host_pixels")
+        for direction in ("forward", "bwd_data", "bwd_weight")
+    ]
     wanted += [("host_depthwise", "forward", "fp16"), ("host_depthwise", "bwd_weight", "bf16")]
     wanted += [("host_padded", "forward", "fp32"), ("host_two_rows", "bwd_data", "fp32")]
     if "avx512_bf16" in cpu_features():

@@ -157,7 +157,8 @@ inline void store(bf16* to, Float x) {
     store_bits(to, narrow(kept >> 16));
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
+#define CATALOG_CHOOSES_BYTES 1  // sanitizers see calls of memcpy instead
 
 // A bit for each of the first bytes of a vector. To load or store only these takes a fraction of the time of a call of memcpy,
 // whose stores the load of a whole vector would have to wait for.
@@ -185,7 +186,7 @@ struct ChosenBytes {
 // The first `count` elements of an array that has more, followed by zeros.
 template <class T, int size>
 inline void read_first(T (&to)[size], const T* from, std::int64_t count) {
-#if defined(__AVX512F__)
+#if defined(CATALOG_CHOOSES_BYTES)
     ChosenBytes<sizeof to>::load(to, from, first_bytes(count * sizeof(T)));
 #else
     std::memset(static_cast<void*>(to), 0, sizeof to);
@@ -194,7 +195,7 @@ inline void read_first(T (&to)[size], const T* from, std::int64_t count) {
 }
 template <class T, int size>
 inline void write_first(T* to, const T (&from)[size], std::int64_t count) {
-#if defined(__AVX512F__)
+#if defined(CATALOG_CHOOSES_BYTES)
     ChosenBytes<sizeof from>::store(to, from, first_bytes(count * sizeof(T)));
 #else
     std::memcpy(to, from, count * sizeof(T));

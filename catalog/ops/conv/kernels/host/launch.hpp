@@ -10,6 +10,7 @@
 #include "line_product.hpp"
 #include "padded.hpp"
 #include "panel.hpp"
+#include "pixel_weight.hpp"
 #include "pixels.hpp"
 #include "scatter.hpp"
 #include "shift_weight.hpp"

@@ -5,8 +5,7 @@
 
 namespace catalog::host {
 
-// Strips are taken in chunks, whose sums are added at the end in the same order for any number of
-// threads.
+// Strips are taken in chunks, whose sums are added at the end in the same order for any number of threads.
 template <class Row>
 class PixelGradients : PixelRows<Row> {
     using Base = PixelRows<Row>;

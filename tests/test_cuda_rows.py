@@ -137,6 +137,8 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 256, "bias": "bias", "block_mask_q": 64, "block_mask_kv": 64},
     {"op": "bwd", "hdim_q": 192, "hdim_v": 128, "bias": "bias", "block_mask_q": 64, "block_mask_kv": 128},
     {"op": "bwd", "hdim_q": 256, "deterministic": True, "block_mask_q": 128, "block_mask_kv": 128},
+    {"op": "bwd", "hdim_q": 256, "mask": "causal", "deterministic": True, "bias": "alibi"},
+    {"op": "bwd", "hdim_q": 256, "mask": "causal", "deterministic": True, "dropout": True},
     {"op": "bwd", "hdim_q": 128, "bias": "bias", "dbias": True},
     {"op": "bwd", "hdim_q": 128, "dropout": 0.1},
     {"op": "bwd", "hdim_q": 256, "mask": "causal", "logits_soft_cap": 50.0},

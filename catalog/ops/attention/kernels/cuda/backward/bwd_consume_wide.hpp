@@ -195,9 +195,10 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         barrier_arrive(barriers.empty_grad_o(grad_o_place.stage));
         wgmma_wait<1>();
         pin(dq);
-        // Staging is cheaper beside dK than beside scores. A turn may be long in coming: then scores go first, unless a
-        // block mask or an exchange of sums leaves too few registers.
-        constexpr bool early_dq = !Row::deterministic || Row::block_mask || Tile::slices > 1;
+        // Staging is cheaper beside dK than beside scores. A turn may be long in coming: then scores go first, unless too few
+        // registers are left for that.
+        constexpr bool lacks_registers = Row::block_mask || Tile::slices > 1 || Row::bias == Bias::alibi || Row::dropout;
+        constexpr bool early_dq = !Row::deterministic || lacks_registers;
         if constexpr (early_dq) hand_over<0>(dq);
         start_scores(place.next(), more, s);
         wgmma_wait<1>();

@@ -56,7 +56,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         _layer(c, c, (size, size), 3, stride=stride, g=c)
         for c, size, stride in ((32, 112, 1), (96, 112, 2), (144, 56, 1), (192, 28, 1), (384, 14, 1), (960, 7, 1))
     ],
-    # Filters of pictures, of some features, and with several outputs of each channel.
+    # Images of 3 channels and of a few features, and several outputs per channel.
     "few": [
         *(_layer(c, c, (size, size), extent, g=c) for c, size, extent in ((3, 224, 7), (8, 112, 3), (12, 56, 5))),
         *(_layer(c, m * c, (size, size), 3, g=c) for c, m, size in ((3, 8, 112), (64, 2, 28))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 from typing import TYPE_CHECKING
 
 from catalog.ops.extents import register_blocks
@@ -159,8 +158,8 @@ def _few_columns_work(problem: GemmProblem, kernel: GemmKernel, units: int) -> d
     algorithm = kernel.algorithm
     turned = {"r": "c", "c": "r"}
     sides = {
-        f"{tile}_{axis}": getattr(algorithm, f"{tile}_{other}")
-        for tile, (axis, other) in product(("tile", "warp_tile"), (("m", "n"), ("n", "m")))
+        **{"tile_m": algorithm.tile_n, "tile_n": algorithm.tile_m},
+        **{"warp_tile_m": algorithm.warp_tile_n, "warp_tile_n": algorithm.warp_tile_m},
     }
     layout = turned[problem.layout[1]] + turned[problem.layout[0]] + "r"
     transpose = problem.model_copy(update={"m": problem.n, "n": problem.m, "layout": layout})

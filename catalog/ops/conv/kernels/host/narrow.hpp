@@ -143,6 +143,15 @@ inline Axis ascending(Axis axis) {
     return axis;
 }
 
+// Rows of an item that copies rows of the image, where a row has `items`: enough items for all threads, but where one ends,
+// rows are copied for the next one again.
+inline std::int64_t rows_of_item(std::int64_t items, std::int64_t count) {
+    constexpr std::int64_t enough_items = 64, fewest_rows = 4;
+    std::int64_t rows = 28;
+    while (rows > fewest_rows && items * ((count + rows - 1) / rows) < enough_items) rows /= 2;
+    return rows;
+}
+
 // Whether images hardly stay in the last cache: then what comes next is prefetched. Hardware does not recognise the order of
 // accesses, in which positions of several rows take turns; but nearer caches answer before such requests pay.
 template <class T>

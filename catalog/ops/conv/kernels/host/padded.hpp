@@ -44,11 +44,7 @@ class PaddedGroups : NarrowConvolution<Row, reading> {
         const std::int64_t blocks = groups.blocks(), parts = (blocks + blocks_per_item - 1) / blocks_per_item;
         if (!Base::pack_weights()) return CATALOG_NO_MEMORY;
         const std::int64_t strips = (of_w->count + wide - 1) / wide, planes = args.n * of_d->count;
-        constexpr std::int64_t enough_items = 64, fewest_rows = 4;
-        std::int64_t rows = 28;  // of an item: where one ends, rows are copied for the next one again
-        const auto bands_of = [&] { return (of_h->count + rows - 1) / rows; };
-        while (rows > fewest_rows && planes * bands_of() * strips * parts < enough_items) rows /= 2;
-        const std::int64_t bands = bands_of();
+        const std::int64_t rows = rows_of_item(planes * strips * parts, of_h->count), bands = (of_h->count + rows - 1) / rows;
         std::atomic<bool> failed{false};
         parallel_for(args, threads, planes * bands * strips * parts, [&](std::int64_t item) {
             Unit* const room = thread_room<struct PaddedRows, Unit>().reserve(of_block * blocks_per_item);

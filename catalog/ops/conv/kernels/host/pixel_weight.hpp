@@ -65,32 +65,37 @@ class PixelGradients : PixelRows<Row> {
     };
 
     void add_rows(const Strip& of, const Range& rows) const {
-        const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
         const T* const image = read.data + of.image * read.stride_image;
         const T* const made = output.data + of.image * output.stride_image;
-        const std::int64_t count = std::min(wide, of_w.count - of.position);
-        const Range deep = of_d.inside(of.d);
+        const std::int64_t count = std::min(wide, window.axis[2].count - of.position);
         std::int64_t next = 0;
         for (std::int64_t h = rows.first; h < rows.end; ++h) {
             Base::copy_rows(image, of.block, of.d, h, of.position, next, of.rows);
             copy_gradients(made + (output.index(of.d, h, 0) + of.position) * channels, of.block, count, of.gradients);
-            const Range high = of_h.inside(h);
             Range inner{0, count};
-            Met* end = of.met;
-            for (std::int64_t td = deep.first; td < deep.end; ++td)
-                for (std::int64_t th = high.first; th < high.end; ++th)
-                    for (std::int64_t tw = 0; tw < of_w.taps; ++tw) {
-                        const Range met = of_w.positions_of(tw);
-                        const Range here{std::clamp<std::int64_t>(met.first - of.position, 0, count),
-                                         std::clamp<std::int64_t>(met.end - of.position, 0, count)};
-                        if (here.first >= here.end) continue;
-                        const std::int64_t row = Base::place_of(0, td, of_h.origin + h * of_h.stride + th * of_h.apart);
-                        *end++ = {of.rows + row + distances[tw],
-                                  of.sums + ((td * of_h.taps + th) * of_w.taps + tw) * lanes, here};
-                        inner = {std::max(inner.first, here.first), std::min(inner.end, here.end)};
-                    }
+            const Met* const end = find_taps(of, h, count, inner);
             add_row(of, static_cast<int>(end - of.met), inner, count);
         }
+    }
+
+    // The taps that meet the image in a row: their end. `inner` becomes the positions at which all of them do.
+    const Met* find_taps(const Strip& of, std::int64_t h, std::int64_t count, Range& inner) const {
+        const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
+        const Range deep = of_d.inside(of.d), high = of_h.inside(h);
+        const auto in_strip = [&](std::int64_t at) { return std::clamp<std::int64_t>(at - of.position, 0, count); };
+        Met* end = of.met;
+        for (std::int64_t td = deep.first; td < deep.end; ++td)
+            for (std::int64_t th = high.first; th < high.end; ++th) {
+                const std::int64_t row = Base::place_of(0, td, of_h.origin + h * of_h.stride + th * of_h.apart);
+                float* sum = of.sums + (td * of_h.taps + th) * of_w.taps * lanes;
+                for (std::int64_t tw = 0; tw < of_w.taps; ++tw, sum += lanes) {
+                    const Range all = of_w.positions_of(tw), here{in_strip(all.first), in_strip(all.end)};
+                    if (here.first >= here.end) continue;
+                    *end++ = {of.rows + row + distances[tw], sum, here};
+                    inner = {std::max(inner.first, here.first), std::min(inner.end, here.end)};
+                }
+            }
+        return end;
     }
 
     // A row of gradients, vector after vector, with zeros in lanes that have none.

@@ -24,11 +24,8 @@ class PixelConvolution : PixelRows<Row> {
         if (const catalog_status status = Base::divide(); status != CATALOG_OK) return status;
         if (!pack_weights()) return CATALOG_NO_MEMORY;
         const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
-        constexpr std::int64_t enough_items = 64, fewest_rows = 4;
         const std::int64_t strips = (of_w.count + wide - 1) / wide, columns = args.n * of_d.count * strips * blocks;
-        std::int64_t rows = 28;  // of an item: where one ends, rows are copied for the next one again
-        while (rows > fewest_rows && columns * ((of_h.count + rows - 1) / rows) < enough_items) rows /= 2;
-        const std::int64_t bands = (of_h.count + rows - 1) / rows;
+        const std::int64_t rows = rows_of_item(columns, of_h.count), bands = (of_h.count + rows - 1) / rows;
         std::atomic<bool> failed{false};
         parallel_for(args, threads, columns * bands, [&](std::int64_t item) {
             float* const room = thread_room<struct PixelRoom, float>().reserve(of_block + lanes);
@@ -58,21 +55,24 @@ class PixelConvolution : PixelRows<Row> {
     bool pack_weights() {
         packed = thread_room<struct PixelWeights, float>().reserve(blocks * terms * taps * lanes + 1);
         if (!packed) return false;
-        const std::int64_t stride = args.weight.stride_first;
-        const T* const weight = static_cast<const T*>(args.weight.data);
         float* to = packed;
         for (std::int64_t block = 0; block < blocks; ++block)
             for (std::int64_t term = 0; term < terms; ++term)
                 for_each_tap(window, Base::of, [&](std::int64_t tap) {
-                    T of_lanes[lanes] = {};
-                    for (std::int64_t lane = 0; lane < count_of(block) * pixels; ++lane) {
-                        const std::int64_t channel = first_channel(block) + lane % pitch;
-                        of_lanes[lane] = weight[(is_backward ? channel * factor + term : channel) * stride + tap];
-                    }
-                    store(to, load(of_lanes));
+                    store(to, factors_of(block, term, tap));
                     to += lanes;
                 });
         return true;
+    }
+
+    Float factors_of(std::int64_t block, std::int64_t term, std::int64_t tap) const {
+        const T* const weight = static_cast<const T*>(args.weight.data) + tap;
+        T of_lanes[lanes] = {};
+        for (std::int64_t lane = 0; lane < count_of(block) * pixels; ++lane) {
+            const std::int64_t channel = first_channel(block) + lane % pitch;
+            of_lanes[lane] = weight[(is_backward ? channel * factor + term : channel) * args.weight.stride_first];
+        }
+        return load(of_lanes);
     }
 
     void compute_rows(const Strip& of, const Range& rows) const {

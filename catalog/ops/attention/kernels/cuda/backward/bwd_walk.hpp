@@ -114,9 +114,9 @@ struct Visit {
 //
 // FlashAttention-3 orders its additions by such counters too.
 //
-// A block that passes its turn on must release the counter, though it has waited for its additions: TMA counts them as
-// written before the L2 cache has made them. With relaxed counters backward of head dim 256 is a tenth faster, but its bits
-// are not always the same.
+// A block that passes its turn on must release the counter, though it has waited for its additions: TMA reports
+// them as written before the L2 cache has made them. With relaxed counters, backward of head dim 256 is a tenth faster, but
+// its bits are not always the same.
 template <class Row>
 struct Turns {
     const catalog_args& args;

@@ -56,10 +56,11 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         _layer(c, c, (size, size), 3, stride=stride, g=c)
         for c, size, stride in ((32, 112, 1), (96, 112, 2), (144, 56, 1), (192, 28, 1), (384, 14, 1), (960, 7, 1))
     ],
-    # Images of 3 channels and of a few features, and several outputs per channel.
+    # Images of 3 channels and of a few features, several outputs per channel, groups of different numbers of channels.
     "few": [
         *(_layer(c, c, (size, size), extent, g=c) for c, size, extent in ((3, 224, 7), (8, 112, 3), (12, 56, 5))),
         *(_layer(c, m * c, (size, size), 3, g=c) for c, m, size in ((3, 8, 112), (64, 2, 28))),
+        *(_layer(16 * i, 16 * o, (size, size), 3, g=16) for i, o, size in ((3, 1, 112), (2, 7, 56), (16, 4, 28))),
     ],
     # ResNeXt-50 32x4d: Xie et al., "Aggregated Residual Transformations for Deep Neural Networks" (2016), table 1.
     "grouped": [_layer(c, c, (size, size), 3, g=32) for c, size in ((128, 56), (256, 28), (512, 14), (1024, 7))],

@@ -82,7 +82,8 @@ def _narrow_fields(kernel: Kernel, fields: dict[str, Any], rng: random.Random) -
     dots = pipeline.endswith("_dot")
     if pipeline == "host_pixels":
         g = rng.choice((1, 3, 5, 8, vector - 1, vector, vector + 3))
-        return {"g": g, "c": g, "k": g * rng.choice((1, 1, 2, 3, 8))}
+        read, made = rng.choice((1, 1, 2, 3, 6, 17, 32)), rng.choice((1, 1, 2, 3, 8, 19))
+        return {"g": g, "c": g * (made if backward else read), "k": g * (read if backward else made)}
     if pipeline in ("host_direct", "host_padded", "host_padded_dot"):
         wide = signature.dtype == "fp32" or (dots and signature.direction != "bwd_weight")
         most = vector * (2 if wide else 1)

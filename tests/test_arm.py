@@ -209,6 +209,7 @@ def test_products_of_groups(select: Select) -> None:
     [
         ("forward", {"g": 12}, "host_direct"),
         ("forward", {"c": 3, "k": 6, "g": 3}, "host_pixels"),
+        ("forward", {"c": 20, "k": 8, "g": 4}, "host_pixels"),
         ("bwd_data", {"c": 5, "k": 10, "g": 5, "stride": (2, 2)}, "host_pixels"),
         ("bwd_weight", {"c": 3, "k": 3, "g": 3}, "host_pixels"),
         ("bwd_weight", {"filter": (2, 3)}, "host_panel"),

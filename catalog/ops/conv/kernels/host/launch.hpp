@@ -39,7 +39,7 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
         return status;
     };
     if constexpr (Row::narrow == Narrow::pixels)
-        return args->c != args->g ? CATALOG_UNSUPPORTED : compute([&](const Window& window) {
+        return compute([&](const Window& window) {
             using Kernel = std::conditional_t<Row::direction == Direction::bwd_weight, PixelGradients<Row>,
                                               PixelConvolution<Row>>;
             return Kernel(*args, of, window, threads).run();

@@ -1,15 +1,15 @@
-// Convolutions whose groups have one input channel, and one or a few output channels each. Where all of these are fewer than
-// the lanes of a vector, a vector holds those of several neighbouring pixels: then no product is wasted, however few channels
-// there are.
+// Convolutions whose groups have few channels, as many input as output channels or not: a vector holds those of several
+// groups, and where all channels are fewer than its lanes, those of several neighbouring pixels. So no product is wasted.
 //
 // An item is a strip of an image, row after row. What it meets of a row is copied first, as float32, with the zeros around the
-// image: pixels that are a stride apart become neighbours, and a channel is repeated for all that read it. So every tap reads
-// its vectors at a fixed distance from the first one's.
+// image: pixels that are a stride apart become neighbours, and a channel is repeated for all that read it. A lane that reads
+// several channels of its group finds them in as many copies. So every tap reads its vectors at a fixed distance from the
+// first one's.
 #pragma once
 
 #include <numeric>
 
-#include "narrow.hpp"
+#include "pixel_copy.hpp"
 
 namespace catalog::host {
 
@@ -20,32 +20,32 @@ class PixelRows {
    protected:
     using T = typename Row::dtype;
     static constexpr bool is_backward = Row::direction == Direction::bwd_data;
-    static constexpr int most_outputs = 8;  // of a group
+    static constexpr std::int64_t most_terms = 32;
 
     PixelRows(const catalog_args& args, const Geometry& of, const Window& window, int threads)
         : args(args),
           of(of),
           window{{ascending(window.axis[0]), ascending(window.axis[1]), ascending(window.axis[2])}},
           threads(threads),
-          factor(args.k / args.c),
+          terms((is_backward ? args.k : args.c) / args.g),
           channels(is_backward ? args.c : args.k),
+          of_group(channels / args.g),
           pixels(channels < lanes ? lanes / channels : 1),
           pitch(pixels > 1 ? channels : lanes),
           blocks((channels + lanes - 1) / lanes),
-          terms(is_backward ? factor : 1),
           taps(window.taps()),
           read(is_backward ? Image<const T>(args.output, of.out, args.k, 1, 0, true)
                            : Image<const T>(args.input, of.size, args.c, 1, 0, true)) {
         for (int lane = 0; lane < lanes; ++lane) pixel_of_lane[lane] = static_cast<int>(lane / pitch);
     }
 
-    // How many positions a strip has, and where its copied rows lie. CATALOG_UNSUPPORTED for many outputs of a group, and where
+    // How many positions a strip has, and where its copied rows lie. CATALOG_UNSUPPORTED where a lane reads many channels, or
     // taps are far apart.
     catalog_status divide() {
         constexpr std::int64_t strip = 32, fewest = 8, in_first_cache = 1 << 13, farthest = 1 << 12;  // vectors; floats; pixels
         const Axis &of_d = window.axis[0], &of_h = window.axis[1], &of_w = window.axis[2];
         reach = std::max<std::int64_t>(of_w.taps - 1, 0) * of_w.apart;
-        if (factor > most_outputs || reach > farthest) return CATALOG_UNSUPPORTED;
+        if (terms > most_terms || reach > farthest) return CATALOG_UNSUPPORTED;
         phase_step = std::gcd(of_w.stride, of_w.apart);
         phases = std::min(of_w.stride - 1, reach) / phase_step + 1;
         kept = std::clamp<std::int64_t>((of_h.taps - 1) * of_h.apart + 1, 1, of_h.extent);
@@ -53,8 +53,8 @@ class PixelRows {
             wide = std::min(vectors * pixels, of_w.count);
             copied = (wide - 1) * of_w.stride + reach + 1;
             of_phase = (copied + of_w.stride - 1) / of_w.stride * pitch + lanes;  // vectors end behind the last pixel
-            of_block = terms * of_d.taps * kept * phases * of_phase;
-            if (vectors == fewest || of_block <= in_first_cache) break;
+            of_term = of_d.taps * kept * phases * of_phase;
+            if (vectors == fewest || terms * of_term <= in_first_cache) break;
         }
         distances = thread_room<struct TapDistances, std::int64_t>().reserve(of_w.taps + 1);
         if (!distances) return CATALOG_NO_MEMORY;
@@ -79,39 +79,38 @@ class PixelRows {
         for (const std::int64_t end = std::min(last + 1, of_h.extent); next < end; ++next)
             for (std::int64_t td = deep.first; td < deep.end; ++td) {
                 const std::int64_t at_d = of_d.origin + d * of_d.stride + td * of_d.apart;
-                for (std::int64_t term = 0; term < terms; ++term)
-                    copy_row(image + read.index(at_d, next, 0) * read.all_channels, block, term,
-                             of_w.origin + position * of_w.stride, room + place_of(term, td, next));
+                copy_row(image + read.index(at_d, next, 0) * read.all_channels, block,
+                         of_w.origin + position * of_w.stride, room + place_of(0, td, next));
             }
     }
 
     // Where a copied row begins.
     std::int64_t place_of(std::int64_t term, std::int64_t td, std::int64_t h) const {
-        return ((term * window.axis[0].taps + td) * kept + h % kept) * phases * of_phase;
+        return term * of_term + (td * kept + h % kept) * phases * of_phase;
     }
 
     const catalog_args& args;
     const Geometry& of;
     const Window window;
     const int threads;
-    const std::int64_t factor;    // output channels of an input channel
+    const std::int64_t terms;     // channels that are read for each in a lane
     const std::int64_t channels;  // in lanes
+    const std::int64_t of_group;  // of them
     const std::int64_t pixels;    // of a vector
     const std::int64_t pitch;     // floats of a pixel in copied rows
     const std::int64_t blocks;    // vectors for all channels
-    const std::int64_t terms;     // channels that are read for each in a lane
     const std::int64_t taps;
     const Image<const T> read;
     Ints pixel_of_lane;
     std::int64_t reach = 0;                             // pixels between the taps of a row
     std::int64_t phases = 0, phase_step = 1;            // classes of pixels that are a stride apart, which taps meet
     std::int64_t wide = 0, copied = 0;                  // positions of a strip, and what they meet in a row
-    std::int64_t kept = 0, of_phase = 0, of_block = 0;  // rows; floats
+    std::int64_t kept = 0, of_phase = 0, of_term = 0;   // rows; floats
     std::int64_t* distances = nullptr;                  // between what a tap reads and the first one
 
    private:
     // The elements from `w` on of a row of the image: those that are a stride apart, then others that taps meet.
-    void copy_row(const T* row, std::int64_t block, std::int64_t term, std::int64_t w, float* to) const {
+    void copy_row(const T* row, std::int64_t block, std::int64_t w, float* to) const {
         const Axis& of_w = window.axis[2];
         const auto before = [&](std::int64_t end, std::int64_t all) {
             return end > 0 ? std::min((end + of_w.stride - 1) / of_w.stride, all) : 0;
@@ -121,41 +120,31 @@ class PixelRows {
             const std::int64_t first = std::min(before(-w, all), end);
             clear(first, to);
             const T* const from = row + (w + first * of_w.stride) * read.all_channels;
-            copy_pixels(from, block, term, end - first, to + first * pitch);
+            copy_pixels(from, block, end - first, to + first * pitch);
             clear(all - end, to + end * pitch);
         }
     }
 
     // Pixels follow each other, so what a vector stores behind its own pixel is stored again.
     void clear(std::int64_t count, float* to) const {
-        for (; count > 0; --count, to += pitch) store(to, Float{});
+        for (; count > 0; --count, to += pitch)
+            for (std::int64_t term = 0; term < terms; ++term) store(to + term * of_term, Float{});
     }
 
-    void copy_pixels(const T* from, std::int64_t block, std::int64_t term, std::int64_t count, float* to) const {
+    void copy_pixels(const T* from, std::int64_t block, std::int64_t count, float* to) const {
         const std::int64_t channel = first_channel(block), some = count_of(block), step = window.axis[2].stride;
-        const auto copy = [&](auto load_pixel) {
-            for (; count > 0; --count, from += step * read.all_channels, to += pitch) store(to, load_pixel(from));
-        };
-        if (factor == 1 && channels == pitch && step == 1) {
+        const std::int64_t apart = step * read.all_channels;
+        if (terms > 1 || of_group > 1) {
+            const std::int64_t group = channel / of_group, all = ((channel + some - 1) / of_group + 1 - group) * terms;
+            ReadChannels reads{all, terms, {}};
+            for (int lane = 0; lane < lanes; ++lane)
+                reads.first[lane] = static_cast<int>((std::min(channel + lane, channel + some - 1) / of_group - group) * terms);
+            PixelCopy<T>(reads, apart, pitch, of_term).copy(from + group * terms, count, to);
+        } else if (channels == pitch && step == 1) {
             for (count *= channels; count > 0; count -= lanes, from += lanes, to += lanes)
                 store(to, load_first(from, count));
-        } else if (factor == 1) {
-            copy([=](const T* pixel) { return load_first(pixel + channel, some); });
-        } else if constexpr (is_backward) {
-            alignas(vector_bytes) float seen[lanes * most_outputs], elements[lanes] = {};
-            copy([&](const T* pixel) {
-                pixel += channel * factor;
-                for (std::int64_t i = 0; i < some * factor; i += lanes)
-                    store(seen + i, load_first(pixel + i, some * factor - i));
-                for (std::int64_t lane = 0; lane < some; ++lane) elements[lane] = seen[lane * factor + term];
-                return load(elements);
-            });
         } else {
-            const std::int64_t first = channel / factor, others = (channel + some - 1) / factor - first;
-            Ints reader;
-            for (int lane = 0; lane < lanes; ++lane)
-                reader[lane] = static_cast<int>(std::min((channel + lane) / factor - first, others));
-            copy([=](const T* pixel) { return permute(load_first(pixel + first, others + 1), reader); });
+            for (; count > 0; --count, from += apart, to += pitch) store(to, load_first(from + channel, some));
         }
     }
 };

@@ -1,4 +1,4 @@
-// The gradient of the weight of a convolution whose groups have one input channel. See pixel_rows.hpp.
+// The gradient of the weight of a convolution whose groups have few channels. See pixel_rows.hpp.
 #pragma once
 
 #include "pixel_rows.hpp"
@@ -10,8 +10,9 @@ template <class Row>
 class PixelGradients : PixelRows<Row> {
     using Base = PixelRows<Row>;
     using typename Base::T;
-    using Base::args, Base::blocks, Base::channels, Base::count_of, Base::distances, Base::first_channel, Base::of_block;
-    using Base::pitch, Base::pixel_of_lane, Base::pixels, Base::read, Base::taps, Base::threads, Base::wide, Base::window;
+    using Base::args, Base::blocks, Base::channels, Base::count_of, Base::distances, Base::first_channel, Base::of_term;
+    using Base::pitch, Base::pixel_of_lane, Base::pixels, Base::read, Base::taps, Base::terms, Base::threads, Base::wide;
+    using Base::window;
 
    public:
     PixelGradients(const catalog_args& args, const Geometry& of, const Window& window, int threads)
@@ -23,19 +24,20 @@ class PixelGradients : PixelRows<Row> {
         constexpr std::int64_t in_chunk = 1 << 22, most_chunks = 16, rows = 28;  // products
         const std::int64_t bands = (of_h.count + rows - 1) / rows, strips = (of_w.count + wide - 1) / wide;
         const std::int64_t pieces = args.n * of_d.count * bands * strips;
-        const std::int64_t products = args.n * window.positions() * channels * taps;
+        const std::int64_t of_item = terms * taps * lanes;  // sums
+        const std::int64_t products = args.n * window.positions() * channels * terms * taps;
         const std::int64_t most = std::clamp<std::int64_t>(pieces, 1, most_chunks);
         const std::int64_t chunks = std::clamp<std::int64_t>(products / in_chunk, std::min<std::int64_t>(most, 2), most);
-        sums = thread_room<struct PixelSums, float>().reserve(chunks * blocks * taps * lanes + 1);
+        sums = thread_room<struct PixelSums, float>().reserve(chunks * blocks * of_item + 1);
         if (!sums) return CATALOG_NO_MEMORY;
         std::atomic<bool> failed{false};
         parallel_for(args, threads, chunks * blocks, [&](std::int64_t item) {
-            float* const room = thread_room<struct PixelRoom, float>().reserve(of_block + lanes);
+            float* const room = thread_room<struct PixelRoom, float>().reserve(terms * of_term + lanes);
             float* const gradients = thread_room<struct PixelGradientRow, float>().reserve(wide * pitch + 2 * lanes);
-            Met* const met = thread_room<struct PixelsMet, Met>().reserve(taps + 1);
+            Met* const met = thread_room<struct PixelsMet, Met>().reserve(terms * taps + 1);
             if (!room || !gradients || !met) return failed.store(true);
-            float* const to = sums + item * taps * lanes;
-            std::fill_n(to, taps * lanes, 0.0f);
+            float* const to = sums + item * of_item;
+            std::fill_n(to, of_item, 0.0f);
             const std::int64_t block = take_from(item, blocks);
             for (std::int64_t piece = item * pieces / chunks; piece < (item + 1) * pieces / chunks; ++piece) {
                 std::int64_t at = piece;
@@ -50,7 +52,8 @@ class PixelGradients : PixelRows<Row> {
     }
 
    private:
-    // A tap that meets the image in a row: where it reads, its sums, and at which positions of the strip.
+    // A tap that meets the image in a row, and one of the channels that it reads: where, its sums, and at which positions of the
+    // strip.
     struct Met {
         const float* from;
         float* sum;
@@ -84,17 +87,19 @@ class PixelGradients : PixelRows<Row> {
         const Range deep = of_d.inside(of.d), high = of_h.inside(h);
         const auto in_strip = [&](std::int64_t at) { return std::clamp<std::int64_t>(at - of.position, 0, count); };
         Met* end = of.met;
-        for (std::int64_t td = deep.first; td < deep.end; ++td)
-            for (std::int64_t th = high.first; th < high.end; ++th) {
-                const std::int64_t row = Base::place_of(0, td, of_h.origin + h * of_h.stride + th * of_h.apart);
-                float* sum = of.sums + (td * of_h.taps + th) * of_w.taps * lanes;
-                for (std::int64_t tw = 0; tw < of_w.taps; ++tw, sum += lanes) {
-                    const Range all = of_w.positions_of(tw), here{in_strip(all.first), in_strip(all.end)};
-                    if (here.first >= here.end) continue;
-                    *end++ = {of.rows + row + distances[tw], sum, here};
-                    inner = {std::max(inner.first, here.first), std::min(inner.end, here.end)};
+        for (std::int64_t term = 0; term < terms; ++term)
+            for (std::int64_t td = deep.first; td < deep.end; ++td)
+                for (std::int64_t th = high.first; th < high.end; ++th) {
+                    const std::int64_t at_h = of_h.origin + h * of_h.stride + th * of_h.apart;
+                    const float* const row = of.rows + Base::place_of(term, td, at_h);
+                    float* sum = of.sums + ((term * of_d.taps + td) * of_h.taps + th) * of_w.taps * lanes;
+                    for (std::int64_t tw = 0; tw < of_w.taps; ++tw, sum += lanes) {
+                        const Range all = of_w.positions_of(tw), here{in_strip(all.first), in_strip(all.end)};
+                        if (here.first >= here.end) continue;
+                        *end++ = {row + distances[tw], sum, here};
+                        inner = {std::max(inner.first, here.first), std::min(inner.end, here.end)};
+                    }
                 }
-            }
         return end;
     }
 
@@ -140,11 +145,12 @@ class PixelGradients : PixelRows<Row> {
     }
 
     void store_weights(std::int64_t chunks) const {
-        const std::int64_t of_chunk = blocks * taps * lanes, stride = args.weight.stride_first;
+        const std::int64_t of_block = terms * taps, of_chunk = blocks * of_block * lanes, stride = args.weight.stride_first;
         T* const weight = static_cast<T*>(args.weight.data);
         for (std::int64_t block = 0; block < blocks; ++block)
-            for (std::int64_t tap = 0; tap < taps; ++tap) {
-                const float* const from = sums + (block * taps + tap) * lanes;
+            for (std::int64_t product = 0; product < of_block; ++product) {
+                const float* const from = sums + (block * of_block + product) * lanes;
+                const std::int64_t to = product % taps * terms + product / taps;
                 float total[lanes] = {};
                 for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
                     for (std::int64_t lane = 0; lane < count_of(block) * pixels; ++lane)
@@ -152,7 +158,7 @@ class PixelGradients : PixelRows<Row> {
                 T rounded[lanes];
                 store(rounded, load(total));
                 for (std::int64_t lane = 0; lane < count_of(block); ++lane)
-                    weight[(first_channel(block) + lane) * stride + tap] = rounded[lane];
+                    weight[(first_channel(block) + lane) * stride + to] = rounded[lane];
             }
     }
 

@@ -1,4 +1,4 @@
-// Convolutions whose groups have one input channel: forward, and the gradient of the input. See pixel_rows.hpp.
+// Convolutions whose groups have few channels: forward, and the gradient of the input. See pixel_rows.hpp.
 #pragma once
 
 #include "multiples.hpp"
@@ -10,8 +10,8 @@ template <class Row>
 class PixelConvolution : PixelRows<Row> {
     using Base = PixelRows<Row>;
     using typename Base::T;
-    using Base::args, Base::blocks, Base::channels, Base::count_of, Base::distances, Base::factor, Base::first_channel;
-    using Base::is_backward, Base::of_block, Base::pitch, Base::pixels, Base::read, Base::taps, Base::terms, Base::threads;
+    using Base::args, Base::blocks, Base::channels, Base::count_of, Base::distances, Base::first_channel, Base::of_group;
+    using Base::is_backward, Base::of_term, Base::pitch, Base::pixels, Base::read, Base::taps, Base::terms, Base::threads;
     using Base::wide, Base::window;
 
    public:
@@ -28,7 +28,7 @@ class PixelConvolution : PixelRows<Row> {
         const std::int64_t rows = rows_of_item(columns, of_h.count), bands = (of_h.count + rows - 1) / rows;
         std::atomic<bool> failed{false};
         parallel_for(args, threads, columns * bands, [&](std::int64_t item) {
-            float* const room = thread_room<struct PixelRoom, float>().reserve(of_block + lanes);
+            float* const room = thread_room<struct PixelRoom, float>().reserve(terms * of_term + lanes);
             Meeting* const meetings = thread_room<struct PixelMeetings, Meeting>().reserve(terms * of_d.taps * of_h.taps + 1);
             if (!room || !meetings) return failed.store(true);
             const std::int64_t block = take_from(item, blocks), position = take_from(item, strips) * wide;
@@ -66,11 +66,13 @@ class PixelConvolution : PixelRows<Row> {
     }
 
     Float factors_of(std::int64_t block, std::int64_t term, std::int64_t tap) const {
-        const T* const weight = static_cast<const T*>(args.weight.data) + tap;
+        const T* const weight = static_cast<const T*>(args.weight.data) + tap * (args.c / args.g);
         T of_lanes[lanes] = {};
         for (std::int64_t lane = 0; lane < count_of(block) * pixels; ++lane) {
             const std::int64_t channel = first_channel(block) + lane % pitch;
-            of_lanes[lane] = weight[(is_backward ? channel * factor + term : channel) * args.weight.stride_first];
+            const std::int64_t output = is_backward ? channel / of_group * terms + term : channel;
+            const std::int64_t input = is_backward ? channel % of_group : term;  // of the group
+            of_lanes[lane] = weight[output * args.weight.stride_first + input];
         }
         return load(of_lanes);
     }

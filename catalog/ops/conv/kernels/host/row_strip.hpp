@@ -67,8 +67,8 @@ class RowStrip {
 
     // Whether all sums were finite since the last call.
     bool were_finite() {
-        const bool finite = reduce_sum(odd) == 0;
-        odd = Float{};
+        const bool finite = reduce_sum((Float)odd) == 0;
+        odd = Bits{};
         return finite;
     }
 
@@ -86,18 +86,26 @@ class RowStrip {
         return [this, share] { narrow(share); };
     }
 
+    // What changes with each vector is in registers meanwhile, not in members: they could be what is stored.
     void narrow(int rows) {
         rows = std::min(rows, waiting.rows);
-        const int apart = round_up(columns, panel);
-        for (int i = 0; i < rows; ++i, waiting.from += waiting.width, waiting.to += apart)
-            for (int j = 0; j < waiting.width; j += panel)
+        const int apart = round_up(columns, panel), width = waiting.width;
+        const Sum* from = waiting.from;
+        Result* to = waiting.to;
+        Bits seen = odd;
+        for (int i = 0; i < rows; ++i, from += width, to += apart)
+            for (int j = 0; j < width; j += panel)
 #pragma GCC unroll 2
                 for (int part = j; part < j + panel; part += lanes) {
-                    const auto sum = load(waiting.from + part);
-                    host::store(waiting.to + part, sum);
-                    if constexpr (std::is_same_v<Sum, float>) odd += sum - sum;
+                    const auto sum = load(from + part);
+                    if constexpr (std::is_same_v<Unit, BrainPair> && std::is_same_v<Result, bf16>)
+                        store_bits(to + part, Units<Unit>::narrow(sum));
+                    else
+                        host::store(to + part, sum);
+                    if constexpr (std::is_same_v<Sum, float>) seen |= (Bits)(sum - sum);
                 }
-        waiting.rows -= rows;
+        waiting = {from, to, waiting.rows - rows, width};
+        odd = seen;
     }
 
     // The sums of a block wait; those before, which are elements now, make room for the next.
@@ -111,7 +119,7 @@ class RowStrip {
     alignas(64) Result elements[most_elements];
     Sum* sums = both;
     Waiting waiting;
-    Float odd{};  // 0 where all sums are finite
+    Bits odd{};  // 0 where all sums are finite, and otherwise NaN
     int columns = 0;
 };
 

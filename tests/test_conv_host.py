@@ -364,7 +364,7 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
         problem = ConvProblem(c=g * channels, k=g * channels, g=g, **sides | fields)
         return str(catalog.stages(problem)[0].algorithm.pipeline.value)
 
-    assert [chosen(channels) for channels in (3, 33)] == ["host_panel", "host_panel"]
+    assert [chosen(channels) for channels in (3, 33)] == ["host_pixels", "host_panel"]
     assert {chosen(channels) for channels in (1, 4, 2)} <= set(NARROW)
     if rows(catalog, "pipeline = 'host_padded'"):
         copied: tuple[dict[str, Any], ...] = ({}, {"filter": (5, 5), "pad": (2, 2)}, {"stride": (2, 2)})

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "geometry/window.hpp"
+#include "host/around.hpp"
 #include "host/pack.hpp"
 
 namespace catalog::host {
@@ -42,19 +43,19 @@ class TransposedWeights {
     // The block from a row and a column on, copied to `room` with rows `stride` apart.
     Rows<const T> block(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns, T* room,
                         std::int64_t stride) const {
-        const std::int64_t of_depth = last ? stride : 1, of_channel = last ? 1 : stride;
         const std::int64_t first = last ? row : column, depth = last ? rows : columns;
         const std::int64_t channel = last ? column : row, channels = last ? columns : rows;
-        const std::int64_t inner = last ? channels_out : taps, apart = last ? 1 : all_taps;
+        const std::int64_t inner = last ? channels_out : taps;
         std::int64_t outer_at = first / inner, inner_at = first % inner, tap = 0;
         for (std::int64_t k = 0; k < depth; ++k) {
             // Divisions would take longer than the copy.
             if (!last || k == 0 || inner_at == 0) tap = Tap(window, last ? outer_at : inner_at).number(window, of);
-            const std::int64_t out = last ? inner_at : outer_at;
+            const T* const from = data + (last ? inner_at : outer_at) * stride_out;
             if (++inner_at == inner) inner_at = 0, ++outer_at;
-            const T* const from = data + out * stride_out + tap * (last ? channels_in : 1) + channel * apart;
-            T* const to = room + k * of_depth;
-            for (std::int64_t c = 0; c < channels; ++c) to[c * of_channel] = from[c * apart];
+            if constexpr (last)
+                copy_elements(from + tap * channels_in + channel, channels, room + k * stride);
+            else
+                for (std::int64_t c = 0; c < channels; ++c) room[k + c * stride] = from[tap + (channel + c) * all_taps];
         }
         return {room, stride};
     }

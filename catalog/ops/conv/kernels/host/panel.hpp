@@ -305,9 +305,10 @@ class WindowProduct {
             const int most_rows = strip.rows_for(tile.columns);
             for (int i = 0; i < tile.rows; i += most_rows) {
                 const int rows = std::min(tile.rows - i, most_rows);
+                Result* const to = image.data + (tile.row + i) * apart + tile.column;
                 strip.multiply(a.data + i * a.apart, tiles_of_rows(a.apart), rows, kept + tile.column * units,
-                               panel * units, depth, tile.columns);
-                strip.store(0, rows, image.data + (tile.row + i) * apart + tile.column, apart, storing);
+                               panel * units, depth, tile.columns, {storing.is_around() ? nullptr : to, apart});
+                strip.store(0, rows, to, apart, storing);
             }
         } else {
             for (; tile.columns > 0; tile.column += panel, tile.columns -= panel) {

@@ -1,5 +1,6 @@
 // Some rows of a result whose whole depth is multiplied at once, in AMX tiles. Sums of a block become elements while the next
-// block is multiplied. Elements are stored row by row, which memory takes faster than a panel of columns at a time.
+// block is multiplied. Elements are stored row by row, which memory takes faster than a panel of columns at a time; the lines
+// that they will be stored to can be asked for meanwhile.
 #pragma once
 
 #include "host/around.hpp"
@@ -24,9 +25,11 @@ class RowStrip {
         return std::min(most_elements / round_up(columns, panel) / block * block, most_rows);
     }
 
-    // The product of some rows of A and some columns of B, whose panels are `b_apart` units from each other.
+    // The product of some rows of A and some columns of B, whose panels are `b_apart` units from each other. Asks for the
+    // lines of rows that begin at `to`, if they will be stored there.
     template <class A, class Order>
-    void multiply(const A* a, Order of_a, int rows, const Unit* b, std::int64_t b_apart, int depth, int of_columns) {
+    void multiply(const A* a, Order of_a, int rows, const Unit* b, std::int64_t b_apart, int depth, int of_columns,
+                  Rows<Result> to = {}) {
         columns = of_columns;
         for (int row = 0; row < rows; row += block, a += of_a.rows_apart(block))
             for (int j = 0; j < columns; j += panel) {
@@ -36,6 +39,7 @@ class RowStrip {
                 else
                     multiply_tiles<false, 1, 2>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
                 turn(row, std::min(rows - row, block), j, panel);
+                if (to.data) waiting.asked = {to[row] + j, to.stride};
             }
         narrow(waiting.rows);
     }
@@ -78,6 +82,7 @@ class RowStrip {
         const Sum* from = nullptr;
         Result* to = nullptr;
         int rows = 0, width = 0;
+        Rows<Result> asked{};
     };
 
     // Narrows, at each step of the depth, as many of the waiting rows as are left for it.
@@ -92,8 +97,13 @@ class RowStrip {
         const int apart = round_up(columns, panel), width = waiting.width;
         const Sum* from = waiting.from;
         Result* to = waiting.to;
+        Rows<Result> asked = waiting.asked;
         Bits seen = odd;
-        for (int i = 0; i < rows; ++i, from += width, to += apart)
+        for (int i = 0; i < rows; ++i, from += width, to += apart) {
+            if (asked.data) {
+                __builtin_prefetch(asked.data, 1);
+                asked = asked.from(1);
+            }
             for (int j = 0; j < width; j += panel)
 #pragma GCC unroll 2
                 for (int part = j; part < j + panel; part += lanes) {
@@ -104,7 +114,8 @@ class RowStrip {
                         host::store(to + part, sum);
                     if constexpr (std::is_same_v<Sum, float>) seen |= (Bits)(sum - sum);
                 }
-        waiting = {from, to, waiting.rows - rows, width};
+        }
+        waiting = {from, to, waiting.rows - rows, width, asked};
         odd = seen;
     }
 

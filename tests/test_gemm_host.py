@@ -269,6 +269,48 @@ def test_parts_of_k_are_added_in_order(catalog: Catalog, pipeline: str) -> None:
     assert GEMM.splits(chosen, [kernel], 1, whole_waves=False) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layout", "family", "pipeline"),
+    slow_but(
+        [("fp32", "crr", "universal", "host_stream"), ("int8", "rcr", "blockscale", "host_panel")],
+        [
+            *product(("fp32", "bf16"), LAYOUTS, ("universal",), ("host_panel", "host_stream", "host_few_columns")),
+            *product(("fp8", "int8"), LAYOUTS[:1], ("rowwise", "blockscale"), ("host_panel", "host_stream")),
+        ],
+    ),
+)
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_deep_k_is_divided_by_the_sizes_alone(
+    catalog: Catalog, dtype: str, layout: str, family: str, pipeline: str, batch: int | None
+) -> None:
+    """In parts of 8,192 or more, or of 4,096 if C is larger: the same bits as of so many parts, on any number of threads."""
+    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND family = '{family}' AND pipeline = '{pipeline}'"
+    kernel = rows(catalog, wanted)[0]
+    signature, scales = kernel.signature, {"rowwise": "row", "blockscale": "block"}.get(family, "no")
+    for (m, n, k), parts in {(13, 6, 24_600): 3, (1, 1, 17_000): 2, (40, 30, 8_200): 2, (600, 30, 16_384): 1}.items():
+        fields = {"dtype": dtype, "dtype_c": signature.dtype_c.value, "layout": layout, "scales": scales, "batch": batch}
+        problem = GemmProblem(m=m, n=n, k=k, **fields, alpha=0.5, beta=-2, bias=True, activation="silu")
+        inputs = make_inputs(problem, SEED)
+        expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
+        stated = problem.model_copy(update={"k_batch": parts})
+        first = catalog.plan(stated, kernel).run({**inputs, "c": inputs["c"].copy()}).outputs["c"]
+        assert allowed.used(first, expected) <= 1
+        for threads in (1, 2, 3):
+            with on_threads(threads):
+                again = catalog.plan(problem, kernel).run({**inputs, "c": inputs["c"].copy()}).outputs["c"]
+            np.testing.assert_array_equal(again, first)
+
+
+def test_an_infinity_in_a_deep_k_stays_in_its_row(catalog: Catalog) -> None:
+    kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_stream'")[0]
+    a, b = np.ones((3, 20_000), np.float32), np.ones((2, 20_000), np.float32)
+    a[0, 19_999], a[1, 5], a[1, 15_000] = np.inf, np.inf, -np.inf
+    c = catalog.plan(GemmProblem(m=3, n=2, k=20_000, dtype="fp32"), kernel).run(a=a, b=b).outputs["c"]
+    assert np.isposinf(c[0]).all()
+    assert np.isnan(c[1]).all()
+    assert (c[2] == 20_000).all()
+
+
 def test_numbers_that_are_not_finite_pass_through(catalog: Catalog) -> None:
     kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0]
     for activation in ("no", "relu", "gelu", "silu"):

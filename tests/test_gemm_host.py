@@ -25,6 +25,7 @@ from catalog.errors import ProblemError, TensorError
 from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.traits import scales_of
 from catalog.runtime import memory
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import device
@@ -279,17 +280,17 @@ def test_parts_of_k_are_added_in_order(catalog: Catalog, pipeline: str) -> None:
         ],
     ),
 )
-@pytest.mark.parametrize("batch", [None, 3])
 def test_a_deep_k_is_divided_by_the_sizes_alone(
-    catalog: Catalog, dtype: str, layout: str, family: str, pipeline: str, batch: int | None
+    catalog: Catalog, dtype: str, layout: str, family: str, pipeline: str
 ) -> None:
-    """In parts of 8,192 or more, or of 4,096 if C is larger: the same bits as of so many parts, on any number of threads."""
+    """Parts are at least 8,192 deep, or 4,096 if C is larger: the bits of so many parts, on any number of threads."""
     wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND family = '{family}' AND pipeline = '{pipeline}'"
     kernel = rows(catalog, wanted)[0]
-    signature, scales = kernel.signature, {"rowwise": "row", "blockscale": "block"}.get(family, "no")
-    for (m, n, k), parts in {(13, 6, 24_600): 3, (1, 1, 17_000): 2, (40, 30, 8_200): 2, (600, 30, 16_384): 1}.items():
-        fields = {"dtype": dtype, "dtype_c": signature.dtype_c.value, "layout": layout, "scales": scales, "batch": batch}
-        problem = GemmProblem(m=m, n=n, k=k, **fields, alpha=0.5, beta=-2, bias=True, activation="silu")
+    fields: dict[str, Any] = {"dtype": dtype, "dtype_c": kernel.signature.dtype_c.value, "layout": layout}
+    fields |= {"scales": scales_of(kernel.signature.family).value, "alpha": 0.5, "beta": -2, "activation": "silu"}
+    divided = {(13, 6, 24_600): 3, (1, 1, 17_000): 2, (40, 30, 8_200): 2, (600, 30, 16_384): 1}
+    for ((m, n, k), parts), batch in product(divided.items(), (None, 3)):
+        problem = GemmProblem(m=m, n=n, k=k, batch=batch, bias=True, **fields)
         inputs = make_inputs(problem, SEED)
         expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
         stated = problem.model_copy(update={"k_batch": parts})
@@ -488,6 +489,7 @@ LAUNCH = """
 import resource, sys
 from catalog import Catalog
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.traits import scales_of
 from catalog.runtime.inputs import make_inputs
 catalog, problem = Catalog(sys.argv[1]), GemmProblem(m=131072, n=72, k=32, dtype="fp16", layout=sys.argv[2])
 plan, inputs = catalog.select(problem), make_inputs(problem, 0)

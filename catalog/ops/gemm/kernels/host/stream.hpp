@@ -294,7 +294,8 @@ class StreamProduct {
                     continue;
                 }
             }
-            const bool copied = j + strip > end || !has_depth || (copies_shared && rows > Row::warp_tile_m);
+            const bool copied = !has_depth || (copies_shared && rows > Row::warp_tile_m) ||
+                                (j + strip > end && !can_read_beyond(first_column + j + strip, k + depth, b.stride));
             if (copied) {
                 pack_depth<Unit, strip, strip>(from, std::min(strip, end - j), depth, scratch.b);
                 if constexpr (offset_of<Unit> != 0)
@@ -312,6 +313,12 @@ class StreamProduct {
             });
             j += strip;
         }
+    }
+
+    // Whether the first `depth` rows of B are followed by so much of it that each can be read up to a column beyond its
+    // end: a strip that is narrower than it should be is then multiplied as others are, and what is beyond does not count.
+    bool can_read_beyond(std::int64_t column, std::int64_t depth, std::int64_t stride) const {
+        return (args.k - depth) * stride >= column - args.n;
     }
 
     // A few rows are multiplied by more columns at a time: an addition takes longer than it takes to begin the next one, so

@@ -144,21 +144,31 @@ class StreamProduct {
             return tiles_of_a[tile].start;
     }
 
+    // A B with fewer columns than a group has is multiplied in pairs of them.
+    void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
+        if (args.n < group)
+            multiply_groups<2>(scratch, first_column, rows, columns);
+        else
+            multiply_groups<group>(scratch, first_column, rows, columns);
+    }
+
     // The last group of a tile begins with columns that are known already: so there is no code for fewer of them. If B has
     // fewer, each column is a whole group.
-    void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
+    template <int group>
+    void multiply_groups(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
         const auto b = factor_of<true, T>(args.b, batch).from(first_column, 0);
         for (int column = 0; column < columns;) {
             const int missing = std::max(group - (columns - column), 0);
             const bool is_alone = first_column + column < missing;
             const int known = is_alone ? group - 1 : missing;
-            multiply_group(scratch, {b.from(is_alone ? column : column - known, 0).data, is_alone ? 0 : b.stride}, known,
+            multiply_group<group>(scratch, {b.from(is_alone ? column : column - known, 0).data, is_alone ? 0 : b.stride}, known,
                            first_column, column, rows);
             column += group - known;
         }
     }
 
     // A group of columns of B, of which the first `known` do not count; `column` is the first other one.
+    template <int group>
     void multiply_group(Scratch& scratch, Factor<true, T> b, int known, std::int64_t first_column, int column,
                         int rows) const {
         const int tiles = (rows + height - 1) / height;

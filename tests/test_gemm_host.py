@@ -129,6 +129,17 @@ def test_few_columns_are_rows_of_the_transpose(catalog: Catalog, dtype: str, lay
     assert used > 0.01 or (dtype == "int8" and family != "rowwise"), "tolerances are far too wide"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layout"), slow_but([("fp32", "rrr"), ("bf16", "crr")], product(DTYPES, ("rrr", "crr", "rcr")))
+)
+def test_streams_of_a_narrow_b(catalog: Catalog, dtype: str, layout: str) -> None:
+    """Rows of B are read beyond their ends, where NaN is; and fewer columns than are multiplied at a time."""
+    kernel = rows(catalog, f"dtype = '{dtype}' AND layout = '{layout}' AND pipeline = 'host_stream'")[0]
+    sizes = product((1, 5, 16, 19), (1, 3, 7, 16, 31, 45), (1100,))
+    fields = {"dtype": dtype, "dtype_c": kernel.signature.dtype_c.value, "layout": layout}
+    check(catalog, kernel, 0, *(GemmProblem(m=m, n=n, k=k, **fields) for m, n, k in sizes))
+
+
 FLOATS = (("fp8", "rcr"), ("fp8", "rrr"), ("bf8", "rcr"), ("bf8", "rrr"))
 
 

@@ -251,7 +251,7 @@ class StreamProduct {
             std::fill_n(scratch.sums + i * Scratch::row_s, round_up(columns, strip), start[i]);
         const auto b = factor_of<false, T>(args.b, batch).from(first_column, 0);
         constexpr std::int64_t size = sizeof(T);
-        for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
+        for (std::int64_t k = multiply_narrow(scratch, b, rows); k < args.k; k += Row::tile_k) {
             const int depth = static_cast<int>(std::min<std::int64_t>(Row::tile_k, args.k - k));
             const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k : 0;
             for (int first = 0; first < columns; first += most_ahead<T>) {
@@ -262,6 +262,37 @@ class StreamProduct {
                                 is_last ? columns : first + most_ahead<T>, depth, ahead);
             }
         }
+    }
+
+    // Rows of a B of few columns, all read up to the same column beyond its end.
+    struct NarrowRows {
+        const T* data;
+        std::int64_t stride;
+
+        NarrowRows operator[](int unit) const { return {data + unit * factors * stride, stride}; }
+
+        template <int vectors>
+        friend void load_row(NarrowRows rows, typename Units<Unit>::Vector (&to)[vectors]) {
+            static_assert(vectors == Reader::vectors);
+            Reader::load(rows.data, rows.stride, to);
+        }
+    };
+
+    // The product with a B whose rows are so short that they follow each other closely. Sums stay in registers for many
+    // steps, which would take longer to begin than to compute. Returns the depth up to which it multiplied.
+    std::int64_t multiply_narrow(Scratch& scratch, Factor<false, T> b, int rows) const {
+        if constexpr (in_blocks) return 0;
+        constexpr int width = Reader::vectors * lanes, size = Row::warp_tile_m;
+        constexpr std::int64_t many = 32 * Row::tile_k;
+        if (b.stride > width || (copies_shared && rows > size)) return 0;
+        std::int64_t k = 0;
+        for (; k + many <= args.k && can_read_beyond(width, k + many, b.stride); k += many)
+            for_blocks<size, size / 2, (size + 2) / 4, 1>(0, rows, [&](auto block, int i) {
+                multiply_block<block, width, 1, tile_m>(packed_a + k / factors * tile_m + i,
+                                                        NarrowRows{b.from(0, k).data, b.stride}, many / factors,
+                                                        add_to<Scratch::row_s>(scratch.sums + i * Scratch::row_s));
+            });
+        return k;
     }
 
     // The product to some depth with the columns of B from `first` to `end`.

@@ -42,7 +42,8 @@ class StreamProduct {
 
     static std::int64_t tiles(const catalog_args& args) { return (args.n + tile_n - 1) / tile_n; }
 
-    catalog_status run() {
+    // Not inlined: it is compiled once for whole products and for parts of them.
+    __attribute__((noinline)) catalog_status run() {
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
         packed_a = room.reserve(Row::b_along ? tiles_of_rows * units_of_tile() : units * tile_m);
         if (!packed_a || !reserve_blocks()) return CATALOG_NO_MEMORY;
@@ -144,12 +145,12 @@ class StreamProduct {
             return tiles_of_a[tile].start;
     }
 
-    // A B with fewer columns than a group has is multiplied in pairs of them.
+    // A B with fewer columns than a group has is multiplied in pairs of them, if it has not to be converted: then it would
+    // take a third of a row's compile time.
     void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
-        if (args.n < group)
-            multiply_groups<2>(scratch, first_column, rows, columns);
-        else
-            multiply_groups<group>(scratch, first_column, rows, columns);
+        if constexpr (DepthReader<Unit, T>::is_stored)
+            if (args.n < group) return multiply_groups<2>(scratch, first_column, rows, columns);
+        multiply_groups<group>(scratch, first_column, rows, columns);
     }
 
     // The last group of a tile begins with columns that are known already: so there is no code for fewer of them. If B has
@@ -247,7 +248,7 @@ class StreamProduct {
 
     void multiply_across(Scratch& scratch, std::int64_t first_row, std::int64_t first_column, int rows,
                          int columns) const {
-        for (int i = 0; i < rows; ++i)
+        for (int i = 0; i < round_up(rows, few_in_block); ++i)
             std::fill_n(scratch.sums + i * Scratch::row_s, round_up(columns, strip), start[i]);
         const auto b = factor_of<false, T>(args.b, batch).from(first_column, 0);
         constexpr std::int64_t size = sizeof(T);
@@ -264,6 +265,9 @@ class StreamProduct {
         }
     }
 
+    static constexpr int few_in_block = std::max(Row::warp_tile_m / 2, 1);
+    static_assert(Row::b_along || tile_m % few_in_block == 0, "there are sums of whole blocks of rows");
+
     // Rows of a B of few columns, all read up to the same column beyond its end.
     struct NarrowRows {
         const T* data;
@@ -279,7 +283,8 @@ class StreamProduct {
     };
 
     // The product with a B whose rows are so short that they follow each other closely. Sums stay in registers for many
-    // steps, which would take longer to begin than to compute. Returns the depth up to which it multiplied.
+    // steps, which would take longer to begin than to compute. A row takes as long as a few, of which those beyond A's are
+    // zeros. Returns the depth up to which it multiplied.
     std::int64_t multiply_narrow(Scratch& scratch, Factor<false, T> b, int rows) const {
         if constexpr (in_blocks) return 0;
         constexpr int width = Reader::vectors * lanes, size = Row::warp_tile_m;
@@ -287,7 +292,7 @@ class StreamProduct {
         if (b.stride > width || (copies_shared && rows > size)) return 0;
         std::int64_t k = 0;
         for (; k + many <= args.k && can_read_beyond(width, k + many, b.stride); k += many)
-            for_blocks<size, size / 2, (size + 2) / 4, 1>(0, rows, [&](auto block, int i) {
+            for_blocks<size, few_in_block>(0, round_up(rows, few_in_block), [&](auto block, int i) {
                 multiply_block<block, width, 1, tile_m>(packed_a + k / factors * tile_m + i,
                                                         NarrowRows{b.from(0, k).data, b.stride}, many / factors,
                                                         add_to<Scratch::row_s>(scratch.sums + i * Scratch::row_s));

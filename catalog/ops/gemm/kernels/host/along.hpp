@@ -131,8 +131,12 @@ class ColumnsOfB {
         Sums sum[columns];
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) sum[c] = sums[c];
-        ReadAhead next = ahead;
-        next.visit([&](auto& asker) { multiply_add<rows>(a, depth, sum, asker); });
+        if constexpr (columns < 4) {
+            multiply_add<rows>(a, depth, sum, nothing_ahead);  // a CPU prefetches so few columns itself
+        } else {
+            ReadAhead next = ahead;
+            next.visit([&](auto& asker) { multiply_add<rows>(a, depth, sum, asker); });
+        }
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) sums[c] = sum[c];
     }

@@ -27,12 +27,6 @@ inline catalog_status multiply(const catalog_args& args) {
     return status;
 }
 
-// The same, with K in parts if it is deep.
-template <class Row, class Unit, class One>
-inline catalog_status multiply_deep(const catalog_args& args) {
-    return parts_of_deep(args) > 1 ? multiply<DeepProduct<Row, Unit, One>>(args) : multiply<One>(args);
-}
-
 template <class Row, class Unit>
 inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (Row::grouped) return GroupedProduct<Row, Unit>(args).run();
@@ -40,11 +34,11 @@ inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (OfFewRows::exists) {
         // Rows of a small product that are not few beside the columns take less time if B is packed, too.
         const bool packs_both = 2 * args.m >= args.n && work_of(args) <= small_product;
-        if (args.num_splits < 2 && !packs_both && OfFewRows::takes(args)) return multiply_deep<Row, Unit, OfFewRows>(args);
+        if (args.num_splits < 2 && !packs_both && OfFewRows::takes(args)) return multiply<InParts<Row, Unit, OfFewRows>>(args);
     }
     using One = Product<Row, Unit>;
     if (args.num_splits > 1) return SplitProduct<Row, Unit, One>(args, 0, args.batch, threads_for(args)).run();
-    return multiply_deep<Row, Unit, One>(args);
+    return multiply<InParts<Row, Unit, One>>(args);
 }
 
 template <class Row>

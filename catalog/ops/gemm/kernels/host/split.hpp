@@ -64,7 +64,8 @@ class SplitProduct {
     SplitProduct(const catalog_args& args, std::int64_t first, std::int64_t count, int threads)
         : args(args), split(args), first(first), count(count), threads(threads) {}
 
-    catalog_status run() {
+    // Not inlined: it is compiled once for parts that were asked for and others.
+    __attribute__((noinline)) catalog_status run() {
         if (!args.c_acc.data || split.parts != args.num_splits) return CATALOG_BAD_ARGUMENT;
         const std::int64_t items = count * split.parts;
         const bool apart = items >= most_threads();  // otherwise threads share each part
@@ -135,29 +136,34 @@ class SplitProduct {
     std::atomic<catalog_status> status = CATALOG_OK;
 };
 
-// A product that is divided of its own accord.
+// A product that is divided of its own accord, if K is deep.
 template <class Row, class Unit, class Product>
-class DeepProduct {
+class InParts {
     using Sum = SumOf<Row, Unit>;
 
    public:
-    static std::int64_t tiles(const catalog_args& args) { return parts_of_deep(args); }
-
-    DeepProduct(const catalog_args& args, std::int64_t batch, int threads) : args(args), batch(batch), threads(threads) {
-        this->args.num_splits = parts_of_deep(args);
+    static std::int64_t tiles(const catalog_args& args) {
+        const std::int64_t parts = parts_of_deep(args);
+        return parts > 1 ? parts : Product::tiles(args);
     }
 
+    InParts(const catalog_args& args, std::int64_t batch, int threads) : args(args), batch(batch), threads(threads) {}
+
     catalog_status run() {
+        const std::int64_t parts = parts_of_deep(args);
+        if (parts < 2) return Product(args, batch, threads).run();
         Room<Sum>& room = thread_room<struct SumsOfParts, Sum>();
-        args.c_acc.data = room.reserve(args.num_splits * args.m * args.n);
-        if (!args.c_acc.data) return CATALOG_NO_MEMORY;
-        const catalog_status status = SplitProduct<Row, Unit, Product>(args, batch, 1, threads).run();
+        catalog_args divided = args;
+        divided.num_splits = parts;
+        divided.c_acc.data = room.reserve(parts * args.m * args.n);
+        if (!divided.c_acc.data) return CATALOG_NO_MEMORY;
+        const catalog_status status = SplitProduct<Row, Unit, Product>(divided, batch, 1, threads).run();
         room.release_above(kept_units);
         return status;
     }
 
    private:
-    catalog_args args;
+    const catalog_args& args;
     const std::int64_t batch;
     const int threads;
 };

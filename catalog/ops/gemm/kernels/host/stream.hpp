@@ -145,11 +145,11 @@ class StreamProduct {
             return tiles_of_a[tile].start;
     }
 
-    // A B with fewer columns than a group has is multiplied in pairs of them, if it has not to be converted: then it would
-    // take a third of a row's compile time.
+    // A B with fewer columns than a group has is multiplied in pairs of them, if rows are few, too, and it has not to be
+    // converted: otherwise it would take a third of the time to compile.
     void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
         if constexpr (DepthReader<Unit, T>::is_stored)
-            if (args.n < group) return multiply_groups<2>(scratch, first_column, rows, columns);
+            if (args.n < group && rows <= 8) return multiply_groups<2>(scratch, first_column, rows, columns);
         multiply_groups<group>(scratch, first_column, rows, columns);
     }
 
@@ -186,7 +186,7 @@ class StreamProduct {
                                tile == 0 ? ReadAhead(next * size, piece, b.stride * size, step * size)
                                          : ReadAhead(0, b.data + k, b.stride * size, step * size)};
                 Vector* const sums = scratch.of_columns + tile * group;
-                with_rows(a.rows, [&](auto held) {
+                with_rows<std::min(height, group == 2 ? 8 : height)>(a.rows, [&](auto held) {
                     const Unit* const units_of_a = a.units + k / factors * held;
                     if constexpr (in_blocks) {
                         const std::int64_t first = k / block_extent, of_tile = tile * blocks_of(args.k) + first;
@@ -284,19 +284,20 @@ class StreamProduct {
 
     // The product with a B whose rows are so short that they follow each other closely. Sums stay in registers for many
     // steps, which would take longer to begin than to compute. A row takes as long as a few, of which those beyond A's are
-    // zeros. Returns the depth up to which it multiplied.
+    // zeros. Returns the depth up to which it multiplied. Elements of 8 bits are not worth the time to compile it.
     std::int64_t multiply_narrow(Scratch& scratch, Factor<false, T> b, int rows) const {
-        if constexpr (in_blocks) return 0;
         constexpr int width = Reader::vectors * lanes, size = Row::warp_tile_m;
         constexpr std::int64_t many = 32 * Row::tile_k;
-        if (b.stride > width || (copies_shared && rows > size)) return 0;
         std::int64_t k = 0;
-        for (; k + many <= args.k && can_read_beyond(width, k + many, b.stride); k += many)
-            for_blocks<size, few_in_block>(0, round_up(rows, few_in_block), [&](auto block, int i) {
-                multiply_block<block, width, 1, tile_m>(packed_a + k / factors * tile_m + i,
-                                                        NarrowRows{b.from(0, k).data, b.stride}, many / factors,
-                                                        add_to<Scratch::row_s>(scratch.sums + i * Scratch::row_s));
-            });
+        if constexpr (!in_blocks && sizeof(T) > 1) {
+            if (b.stride > width || (copies_shared && rows > size)) return 0;
+            for (; k + many <= args.k && can_read_beyond(width, k + many, b.stride); k += many)
+                for_blocks<size, few_in_block>(0, round_up(rows, few_in_block), [&](auto block, int i) {
+                    multiply_block<block, width, 1, tile_m>(packed_a + k / factors * tile_m + i,
+                                                            NarrowRows{b.from(0, k).data, b.stride}, many / factors,
+                                                            add_to<Scratch::row_s>(scratch.sums + i * Scratch::row_s));
+                });
+        }
         return k;
     }
 

@@ -500,7 +500,6 @@ LAUNCH = """
 import resource, sys
 from catalog import Catalog
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.ops.gemm.traits import scales_of
 from catalog.runtime.inputs import make_inputs
 catalog, problem = Catalog(sys.argv[1]), GemmProblem(m=131072, n=72, k=32, dtype="fp16", layout=sys.argv[2])
 plan, inputs = catalog.select(problem), make_inputs(problem, 0)

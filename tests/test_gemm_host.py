@@ -494,6 +494,10 @@ def test_few_columns_are_streamed(catalog: Catalog) -> None:
         problem = GemmProblem(m=m, n=n, k=k, layout=f"{of_a}{of_b}r", dtype="bf16")
         best = catalog.candidates(problem, limit=1, arch=ARCHES[0])[0]
         assert (best.kernel.algorithm.pipeline == "host_few_columns") == are_few, problem.key
+    for m, pipeline in ((8, "host_stream"), (9, "host_few_columns")):
+        problem = GemmProblem(m=m, n=7, k=8192, layout="rcr", dtype="bf16")
+        best = catalog.candidates(problem, limit=1, arch=ARCHES[0])[0]
+        assert best.kernel.algorithm.pipeline == pipeline, problem.key
 
 
 LAUNCH = """

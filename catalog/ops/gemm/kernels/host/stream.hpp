@@ -284,8 +284,9 @@ class StreamProduct {
 
     // The product with a B whose rows are so short that they follow each other closely. Sums stay in registers for many
     // steps, which would take longer to begin than to compute. A row takes as long as a few, of which those beyond A's are
-    // zeros. Returns the depth up to which it multiplied. Elements of 8 bits are not worth the time to compile it.
-    std::int64_t multiply_narrow(Scratch& scratch, Factor<false, T> b, int rows) const {
+    // zeros. Returns the depth up to which it multiplied. Elements of 8 bits are not worth the time to compile it. Not
+    // inlined: the other loops stay as fast as without it.
+    __attribute__((noinline)) std::int64_t multiply_narrow(Scratch& scratch, Factor<false, T> b, int rows) const {
         constexpr int width = Reader::vectors * lanes, size = Row::warp_tile_m;
         constexpr std::int64_t many = 32 * Row::tile_k;
         std::int64_t k = 0;

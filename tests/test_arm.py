@@ -194,6 +194,12 @@ def test_products_of_few_columns(select: Select, dtype: str, layout: str) -> Non
     check_on(select, (*NEON, "sve256"), problem)
 
 
+@pytest.mark.parametrize(("dtype", "layout"), [("fp32", "crr"), ("bf16", "rcr")])
+def test_products_of_a_deep_k(select: Select, dtype: str, layout: str) -> None:
+    """In parts of K; rows of a narrow B are read beyond their ends, and columns in pairs."""
+    check_on(select, (*NEON, "sve256"), GemmProblem(m=5, n=3, k=16_500, dtype=dtype, layout=layout, bias=True))
+
+
 @pytest.mark.parametrize(("dtype", "m", "scales"), [("int8", 3, "block"), ("fp8", 40, "block"), ("fp8", 3, "row")])
 def test_products_with_scales(select: Select, dtype: str, m: int, scales: str) -> None:
     problem = GemmProblem(m=m, n=140, k=300, dtype=dtype, scales=scales, dtype_c="bf16", bias=True)

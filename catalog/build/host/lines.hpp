@@ -51,7 +51,7 @@ struct NothingAhead {
     void ask() {}
     void ask_lines(int) {}
     template <int>
-    void ask(const void*, int) {}
+    void ask(const void*, int) const {}
     void pass(int) {}
     static constexpr bool is_any() { return false; }
 };

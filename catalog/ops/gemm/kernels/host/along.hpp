@@ -53,8 +53,9 @@ struct RowsOfA {
     int rows;
     Vector start;
 
-    // Packs `count` rows, and zeros up to a multiple of `whole` in the depth. Their units are in the order of the vectors: for each
-    // `lanes` units of the depth, a vector for each piece of it, in which rows follow each other, or one for each row.
+    // Packs `count` rows, and zeros up to a multiple of `whole` in the depth. Their units are in the order of the vectors:
+    // for each `lanes` units of the depth, a vector for each piece of it, in which rows follow each other, or one for each
+    // row.
     template <bool along, class T>
     void pack(Factor<along, T> from, int count, std::int64_t depth, int whole) {
         constexpr int step = lanes * Units<Unit>::depth;
@@ -130,8 +131,12 @@ class ColumnsOfB {
         Sums sum[columns];
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) sum[c] = sums[c];
-        ReadAhead next = ahead;
-        next.visit([&](auto& asker) { multiply_add<rows>(a, depth, sum, asker); });
+        if constexpr (columns < 4) {
+            multiply_add<rows>(a, depth, sum, nothing_ahead);  // a CPU prefetches so few columns itself
+        } else {
+            ReadAhead next = ahead;
+            next.visit([&](auto& asker) { multiply_add<rows>(a, depth, sum, asker); });
+        }
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c) sums[c] = sum[c];
     }
@@ -173,8 +178,9 @@ class ColumnsOfB {
                 multiply_apart<rows>(a, k, std::min(depth - k, in_cache), sum, asked);
         } else {
             const std::int64_t stored = Reader::is_stored ? depth / whole * whole : 0;
-            // Additions of pairs take longer than it takes to begin one for each column: so each has two sums.
-            constexpr int turns = Units<Unit>::depth > 1 && rows >= 8 ? 2 : 1;
+            // An addition takes longer than it takes to begin one for each of a few columns, or of pairs for each of more: so
+            // each has several sums.
+            constexpr int turns = columns < 4 ? std::min(rows, 4) : Units<Unit>::depth > 1 && rows >= 8 ? 2 : 1;
             Sums sums[turns][columns] = {};
             for (std::int64_t k = 0; k < stored; k += step, a += rows * lanes) {
 #pragma GCC unroll 16
@@ -185,7 +191,7 @@ class ColumnsOfB {
                 }
                 asked.pass(columns * step * sizeof(T));
             }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int turn = 0; turn < turns; ++turn)
 #pragma GCC unroll 16
                 for (int c = 0; c < columns; ++c) sum[c] += sums[turn][c];

@@ -34,10 +34,11 @@ inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (OfFewRows::exists) {
         // Rows of a small product that are not few beside the columns take less time if B is packed, too.
         const bool packs_both = 2 * args.m >= args.n && work_of(args) <= small_product;
-        if (args.num_splits < 2 && !packs_both && OfFewRows::takes(args)) return multiply<OfFewRows>(args);
+        if (args.num_splits < 2 && !packs_both && OfFewRows::takes(args)) return multiply<InParts<Row, Unit, OfFewRows>>(args);
     }
     using One = Product<Row, Unit>;
-    return args.num_splits > 1 ? SplitProduct<Row, Unit, One>(args).run() : multiply<One>(args);
+    if (args.num_splits > 1) return SplitProduct<Row, Unit, One>(args, 0, args.batch, threads_for(args)).run();
+    return multiply<InParts<Row, Unit, One>>(args);
 }
 
 template <class Row>

@@ -42,7 +42,8 @@ class StreamProduct {
 
     static std::int64_t tiles(const catalog_args& args) { return (args.n + tile_n - 1) / tile_n; }
 
-    catalog_status run() {
+    // Not inlined: it is compiled once for whole products and for parts of them.
+    __attribute__((noinline)) catalog_status run() {
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
         packed_a = room.reserve(Row::b_along ? tiles_of_rows * units_of_tile() : units * tile_m);
         if (!packed_a || !reserve_blocks()) return CATALOG_NO_MEMORY;
@@ -144,21 +145,31 @@ class StreamProduct {
             return tiles_of_a[tile].start;
     }
 
+    // A B with fewer columns than a group has is multiplied in pairs of them, if rows are few, too, and it has not to be
+    // converted: otherwise it would take a third of the time to compile.
+    void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
+        if constexpr (DepthReader<Unit, T>::is_stored)
+            if (args.n < group && rows <= 8) return multiply_groups<2>(scratch, first_column, rows, columns);
+        multiply_groups<group>(scratch, first_column, rows, columns);
+    }
+
     // The last group of a tile begins with columns that are known already: so there is no code for fewer of them. If B has
     // fewer, each column is a whole group.
-    void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
+    template <int group>
+    void multiply_groups(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
         const auto b = factor_of<true, T>(args.b, batch).from(first_column, 0);
         for (int column = 0; column < columns;) {
             const int missing = std::max(group - (columns - column), 0);
             const bool is_alone = first_column + column < missing;
             const int known = is_alone ? group - 1 : missing;
-            multiply_group(scratch, {b.from(is_alone ? column : column - known, 0).data, is_alone ? 0 : b.stride}, known,
+            multiply_group<group>(scratch, {b.from(is_alone ? column : column - known, 0).data, is_alone ? 0 : b.stride}, known,
                            first_column, column, rows);
             column += group - known;
         }
     }
 
     // A group of columns of B, of which the first `known` do not count; `column` is the first other one.
+    template <int group>
     void multiply_group(Scratch& scratch, Factor<true, T> b, int known, std::int64_t first_column, int column,
                         int rows) const {
         const int tiles = (rows + height - 1) / height;
@@ -175,7 +186,7 @@ class StreamProduct {
                                tile == 0 ? ReadAhead(next * size, piece, b.stride * size, step * size)
                                          : ReadAhead(0, b.data + k, b.stride * size, step * size)};
                 Vector* const sums = scratch.of_columns + tile * group;
-                with_rows(a.rows, [&](auto held) {
+                with_rows<std::min(height, group == 2 ? 8 : height)>(a.rows, [&](auto held) {
                     const Unit* const units_of_a = a.units + k / factors * held;
                     if constexpr (in_blocks) {
                         const std::int64_t first = k / block_extent, of_tile = tile * blocks_of(args.k) + first;
@@ -237,11 +248,11 @@ class StreamProduct {
 
     void multiply_across(Scratch& scratch, std::int64_t first_row, std::int64_t first_column, int rows,
                          int columns) const {
-        for (int i = 0; i < rows; ++i)
+        for (int i = 0; i < round_up(rows, few_in_block); ++i)
             std::fill_n(scratch.sums + i * Scratch::row_s, round_up(columns, strip), start[i]);
         const auto b = factor_of<false, T>(args.b, batch).from(first_column, 0);
         constexpr std::int64_t size = sizeof(T);
-        for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
+        for (std::int64_t k = multiply_narrow(scratch, b, rows); k < args.k; k += Row::tile_k) {
             const int depth = static_cast<int>(std::min<std::int64_t>(Row::tile_k, args.k - k));
             const std::int64_t next = k + Row::tile_k + depth <= args.k ? Row::tile_k : 0;
             for (int first = 0; first < columns; first += most_ahead<T>) {
@@ -252,6 +263,43 @@ class StreamProduct {
                                 is_last ? columns : first + most_ahead<T>, depth, ahead);
             }
         }
+    }
+
+    static constexpr int few_in_block = std::max(Row::warp_tile_m / 2, 1);
+    static_assert(Row::b_along || tile_m % few_in_block == 0, "there are sums of whole blocks of rows");
+
+    // Rows of a B of few columns, all read up to the same column beyond its end.
+    struct NarrowRows {
+        const T* data;
+        std::int64_t stride;
+
+        NarrowRows operator[](int unit) const { return {data + unit * factors * stride, stride}; }
+
+        template <int vectors>
+        friend void load_row(NarrowRows rows, typename Units<Unit>::Vector (&to)[vectors]) {
+            static_assert(vectors == Reader::vectors);
+            Reader::load(rows.data, rows.stride, to);
+        }
+    };
+
+    // The product with a B whose rows are so short that they follow each other closely. Sums stay in registers for many
+    // steps, which would take longer to begin than to compute. A row takes as long as a few, of which those beyond A's are
+    // zeros. Returns the depth up to which it multiplied. Elements of 8 bits are not worth the time to compile it. Not
+    // inlined: the other loops stay as fast as without it.
+    __attribute__((noinline)) std::int64_t multiply_narrow(Scratch& scratch, Factor<false, T> b, int rows) const {
+        constexpr int width = Reader::vectors * lanes, size = Row::warp_tile_m;
+        constexpr std::int64_t many = 32 * Row::tile_k;
+        std::int64_t k = 0;
+        if constexpr (!in_blocks && sizeof(T) > 1) {
+            if (b.stride > width || (copies_shared && rows > size)) return 0;
+            for (; k + many <= args.k && can_read_beyond(width, k + many, b.stride); k += many)
+                for_blocks<size, few_in_block>(0, round_up(rows, few_in_block), [&](auto block, int i) {
+                    multiply_block<block, width, 1, tile_m>(packed_a + k / factors * tile_m + i,
+                                                            NarrowRows{b.from(0, k).data, b.stride}, many / factors,
+                                                            add_to<Scratch::row_s>(scratch.sums + i * Scratch::row_s));
+                });
+        }
+        return k;
     }
 
     // The product to some depth with the columns of B from `first` to `end`.
@@ -294,7 +342,8 @@ class StreamProduct {
                     continue;
                 }
             }
-            const bool copied = j + strip > end || !has_depth || (copies_shared && rows > Row::warp_tile_m);
+            const bool copied = !has_depth || (copies_shared && rows > Row::warp_tile_m) ||
+                                (j + strip > end && !can_read_beyond(first_column + j + strip, k + depth, b.stride));
             if (copied) {
                 pack_depth<Unit, strip, strip>(from, std::min(strip, end - j), depth, scratch.b);
                 if constexpr (offset_of<Unit> != 0)
@@ -312,6 +361,12 @@ class StreamProduct {
             });
             j += strip;
         }
+    }
+
+    // Whether the first `depth` rows of B are followed by so much of it that each can be read up to a column beyond its
+    // end: a strip that is narrower than it should be is then multiplied as others are, and what is beyond does not count.
+    bool can_read_beyond(std::int64_t column, std::int64_t depth, std::int64_t stride) const {
+        return (args.k - depth) * stride >= column - args.n;
     }
 
     // A few rows are multiplied by more columns at a time: an addition takes longer than it takes to begin the next one, so

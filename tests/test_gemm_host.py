@@ -294,7 +294,7 @@ def test_parts_of_k_are_added_in_order(catalog: Catalog, pipeline: str) -> None:
 def test_a_deep_k_is_divided_by_the_sizes_alone(
     catalog: Catalog, dtype: str, layout: str, family: str, pipeline: str
 ) -> None:
-    """Parts are at least 8,192 deep, or 4,096 if C is larger: the same bits as with that k_batch, on any number of threads."""
+    """Parts are at least 8,192 deep, or 4,096 if C is larger: the same bits as with that k_batch on any threads."""
     wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND family = '{family}' AND pipeline = '{pipeline}'"
     kernel = rows(catalog, wanted)[0]
     fields: dict[str, Any] = {"dtype": dtype, "dtype_c": kernel.signature.dtype_c.value, "layout": layout}

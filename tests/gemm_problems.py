@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from catalog.ops import operation
 from catalog.ops.gemm.problem import GemmProblem
@@ -16,10 +19,12 @@ from catalog.runtime.here import resolve_arch
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
 from catalog.schema.kernel import Kernel
+from catalog.settings import settings
 
 SIZES = (0, 1, 2, 5, 7, 12, 13, 16, 17, 31, 33, 64, 100, 129, 193, 260)
 DEPTHS = (*SIZES, 513, 2049)
 POISON = 77
+GEMM = operation("gemm")
 
 
 def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
@@ -28,7 +33,7 @@ def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
         f"SELECT * FROM gemm_row WHERE arch = ? AND {where} ORDER BY family DESC, dispatch_order",
         (resolve_arch(arch),),
     )
-    return [operation("gemm").kernel.from_row(row) for row in found]
+    return [GEMM.kernel.from_row(row) for row in found]
 
 
 def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:
@@ -89,3 +94,31 @@ def _spread(array: Array, rng: random.Random, between: float = POISON) -> tuple[
     view = around[(*(slice(extent) for extent in outer), slice(1, inner + 1))]
     view[...] = array
     return view, around
+
+
+@contextmanager
+def on_threads(number: int) -> Iterator[None]:
+    """Plans made meanwhile launch on ``number`` threads."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CATALOG_NUM_THREADS", str(number))
+        settings.cache_clear()
+        yield
+    settings.cache_clear()
+
+
+def check(catalog: Catalog, kernel: Kernel, problems: int, *also: GemmProblem) -> float:
+    """Run a kernel on drawn problems and numbers of threads; the largest share of a tolerance that was used."""
+    rng, used = random.Random(kernel.name), 0.0  # noqa: S311
+    for index, problem in enumerate([*(problem_of_row(kernel, rng) for _ in range(problems)), *also]):
+        inputs, c, around = tensors_of(problem, rng)
+        expected, allowed = (
+            GEMM.reference(problem, inputs)["c"],
+            GEMM.tolerances(problem, inputs)["c"],
+        )
+        with on_threads((1, 2, 5)[index % 3]):
+            catalog.plan(problem, kernel).bind(inputs, outputs=None if problem.beta else {"c": c}).launch()
+        share = allowed.used(c, expected)
+        assert share <= 1, f"c is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"
+        assert is_intact(c, around)
+        used = max(used, share)
+    return used

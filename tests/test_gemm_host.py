@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ import command
 import numpy as np
 import pytest
 from conftest import missing, slow_but
-from gemm_problems import is_intact, problem_of_row, rows, tensors_of
+from gemm_problems import check, on_threads, problem_of_row, rows
 
 from catalog.errors import ProblemError, TensorError
 from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.ops.gemm.traits import scales_of
 from catalog.runtime import memory
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import device
@@ -35,7 +33,6 @@ from catalog.runtime.guard import guarded_problem
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.validate import run_problem
 from catalog.schema.kernel import Kernel
-from catalog.settings import settings
 
 SEED = 2026
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
@@ -75,31 +72,6 @@ def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
     return chosen
 
 
-@contextmanager
-def on_threads(number: int) -> Iterator[None]:
-    """Plans made meanwhile launch on ``number`` threads."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("CATALOG_NUM_THREADS", str(number))
-        settings.cache_clear()
-        yield
-    settings.cache_clear()
-
-
-def check(catalog: Catalog, kernel: Kernel, problems: int, *also: GemmProblem) -> float:
-    """Run a kernel on drawn problems and numbers of threads; the largest share of a tolerance that was used."""
-    rng, used = random.Random(kernel.name), 0.0  # noqa: S311
-    for index, problem in enumerate([*(problem_of_row(kernel, rng) for _ in range(problems)), *also]):
-        inputs, c, around = tensors_of(problem, rng)
-        expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
-        with on_threads((1, 2, 5)[index % 3]):
-            catalog.plan(problem, kernel).bind(inputs, outputs=None if problem.beta else {"c": c}).launch()
-        share = allowed.used(c, expected)
-        assert share <= 1, f"c is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"
-        assert is_intact(c, around)
-        used = max(used, share)
-    return used
-
-
 def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     check(catalog, rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0], 40)
 
@@ -127,17 +99,6 @@ def test_few_columns_are_rows_of_the_transpose(catalog: Catalog, dtype: str, lay
     ]
     used = check(catalog, kernel, 0, *problems)
     assert used > 0.01 or (dtype == "int8" and family != "rowwise"), "tolerances are far too wide"
-
-
-@pytest.mark.parametrize(
-    ("dtype", "layout"), slow_but([("fp32", "rrr"), ("bf16", "crr")], product(DTYPES, ("rrr", "crr", "rcr")))
-)
-def test_streams_of_a_narrow_b(catalog: Catalog, dtype: str, layout: str) -> None:
-    """Rows of B are read beyond their ends, where NaN is; and fewer columns than are multiplied at a time."""
-    kernel = rows(catalog, f"dtype = '{dtype}' AND layout = '{layout}' AND pipeline = 'host_stream'")[0]
-    sizes = product((1, 5, 16, 19), (1, 3, 7, 16, 31, 45), (1100,))
-    fields = {"dtype": dtype, "dtype_c": kernel.signature.dtype_c.value, "layout": layout}
-    check(catalog, kernel, 0, *(GemmProblem(m=m, n=n, k=k, **fields) for m, n, k in sizes))
 
 
 FLOATS = (("fp8", "rcr"), ("fp8", "rrr"), ("bf8", "rcr"), ("bf8", "rrr"))
@@ -279,48 +240,6 @@ def test_parts_of_k_are_added_in_order(catalog: Catalog, pipeline: str) -> None:
     chosen = problem.model_copy(update={"k_batch": 0})
     assert GEMM.splits(chosen, [kernel], 256, whole_waves=False) > 1
     assert GEMM.splits(chosen, [kernel], 1, whole_waves=False) == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "layout", "family", "pipeline"),
-    slow_but(
-        [("fp32", "crr", "universal", "host_stream"), ("int8", "rcr", "blockscale", "host_panel")],
-        [
-            *product(("fp32", "bf16"), LAYOUTS, ("universal",), ("host_panel", "host_stream", "host_few_columns")),
-            *product(("fp8", "int8"), LAYOUTS[:1], ("rowwise", "blockscale"), ("host_panel", "host_stream")),
-        ],
-    ),
-)
-def test_a_deep_k_is_divided_by_the_sizes_alone(
-    catalog: Catalog, dtype: str, layout: str, family: str, pipeline: str
-) -> None:
-    """Parts are at least 8,192 deep, or 4,096 if C is larger: the same bits as with that k_batch on any threads."""
-    wanted = f"dtype = '{dtype}' AND layout = '{layout}' AND family = '{family}' AND pipeline = '{pipeline}'"
-    kernel = rows(catalog, wanted)[0]
-    fields: dict[str, Any] = {"dtype": dtype, "dtype_c": kernel.signature.dtype_c.value, "layout": layout}
-    fields |= {"scales": scales_of(kernel.signature.family).value, "alpha": 0.5, "beta": -2, "activation": "silu"}
-    divided = {(13, 6, 24_600): 3, (1, 1, 17_000): 2, (40, 30, 8_200): 2, (600, 30, 16_384): 1}
-    for ((m, n, k), parts), batch in product(divided.items(), (None, 3)):
-        problem = GemmProblem(m=m, n=n, k=k, batch=batch, bias=True, **fields)
-        inputs = make_inputs(problem, SEED)
-        expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
-        stated = problem.model_copy(update={"k_batch": parts})
-        first = catalog.plan(stated, kernel).run({**inputs, "c": inputs["c"].copy()}).outputs["c"]
-        assert allowed.used(first, expected) <= 1
-        for threads in (1, 2, 3):
-            with on_threads(threads):
-                again = catalog.plan(problem, kernel).run({**inputs, "c": inputs["c"].copy()}).outputs["c"]
-            np.testing.assert_array_equal(again, first)
-
-
-def test_an_infinity_in_a_deep_k_stays_in_its_row(catalog: Catalog) -> None:
-    kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_stream'")[0]
-    a, b = np.ones((3, 20_000), np.float32), np.ones((2, 20_000), np.float32)
-    a[0, 19_999], a[1, 5], a[1, 15_000] = np.inf, np.inf, -np.inf
-    c = catalog.plan(GemmProblem(m=3, n=2, k=20_000, dtype="fp32"), kernel).run(a=a, b=b).outputs["c"]
-    assert np.isposinf(c[0]).all()
-    assert np.isnan(c[1]).all()
-    assert (c[2] == 20_000).all()
 
 
 def test_numbers_that_are_not_finite_pass_through(catalog: Catalog) -> None:

@@ -87,19 +87,20 @@ class PixelGradients : PixelRows<Row> {
         const Range deep = of_d.inside(of.d), high = of_h.inside(h);
         const auto in_strip = [&](std::int64_t at) { return std::clamp<std::int64_t>(at - of.position, 0, count); };
         Met* end = of.met;
-        for (std::int64_t term = 0; term < terms; ++term)
-            for (std::int64_t td = deep.first; td < deep.end; ++td)
-                for (std::int64_t th = high.first; th < high.end; ++th) {
-                    const std::int64_t at_h = of_h.origin + h * of_h.stride + th * of_h.apart;
-                    const float* const row = of.rows + Base::place_of(term, td, at_h);
-                    float* sum = of.sums + ((term * of_d.taps + td) * of_h.taps + th) * of_w.taps * lanes;
-                    for (std::int64_t tw = 0; tw < of_w.taps; ++tw, sum += lanes) {
-                        const Range all = of_w.positions_of(tw), here{in_strip(all.first), in_strip(all.end)};
-                        if (here.first >= here.end) continue;
-                        *end++ = {row + distances[tw], sum, here};
-                        inner = {std::max(inner.first, here.first), std::min(inner.end, here.end)};
-                    }
-                }
+        const std::int64_t rows = high.end - high.first, planes = deep.end - deep.first;
+        for (std::int64_t number = 0; number < terms * planes * rows; ++number) {
+            std::int64_t term = number;
+            const std::int64_t th = high.first + take_from(term, rows), td = deep.first + take_from(term, planes);
+            const std::int64_t at_h = of_h.origin + h * of_h.stride + th * of_h.apart;
+            const float* const row = of.rows + Base::place_of(term, td, at_h);
+            float* sum = of.sums + ((term * of_d.taps + td) * of_h.taps + th) * of_w.taps * lanes;
+            for (std::int64_t tw = 0; tw < of_w.taps; ++tw, sum += lanes) {
+                const Range all = of_w.positions_of(tw), here{in_strip(all.first), in_strip(all.end)};
+                if (here.first >= here.end) continue;
+                *end++ = {row + distances[tw], sum, here};
+                inner = {std::max(inner.first, here.first), std::min(inner.end, here.end)};
+            }
+        }
         return end;
     }
 

@@ -52,7 +52,7 @@ inline void clear() {
     std::memset(configured_tile(tile), 0, sizeof configured_tile(tile));
 }
 
-template <int tile>
+template <int tile, bool passes = false>
 inline void load(const void* from, std::size_t stride) {
     for (int row = 0; row < rows; ++row)
         std::memcpy(configured_tile(tile)[row], static_cast<const char*>(from) + row * stride, 64);

@@ -458,3 +458,19 @@ def test_few_rows_in_tiles(
         inputs, plan = draw_inputs(problem, page_size), catalog.select(problem)
         errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
     errors.report(dtype, record_property)
+
+
+@pytest.mark.parametrize("pipeline", ["host_bf16", "host_amx"])
+def test_infinite_values_stay_in_their_columns(catalog_on: Callable[..., Catalog], pipeline: str) -> None:
+    """In tiles, weights of few rows have zeros beside them, which meet neighbouring columns; vectors read pairs."""
+    if not amx.PAIRS["host_bf16"] <= cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    problem = Problem(op="splitkv", batch=1, nhead_q=8, nhead_k=1, seqlen_q=1, seqlen_k=299, hdim_q=128, dtype="bf16")
+    inputs, plan = draw_inputs(problem, SEED), catalog_on(pipeline).select(problem)
+    finite = run(plan, inputs)["o"].astype(np.float64)
+    inputs["v"][..., 7, 3], inputs["v"][..., 298, 64] = np.inf, -np.inf
+    spoilt = run(plan, inputs)["o"].astype(np.float64)
+    assert np.all(spoilt[..., 3] == np.inf)
+    assert np.all(spoilt[..., 64] == -np.inf)
+    others = np.setdiff1d(np.arange(128), (3, 64))
+    np.testing.assert_allclose(spoilt[..., others], finite[..., others], rtol=2**-7, atol=2**-9)

@@ -66,10 +66,13 @@ inline void clear() {
     asm volatile("tilezero %%tmm%c0" : : "i"(tile));
 }
 
-// Row r of the tile is the 64 bytes at `from + r * stride`, in bytes.
-template <int tile>
+// Row r of the tile is the 64 bytes at `from + r * stride`, in bytes. `passes`: others stay in the L1 cache instead.
+template <int tile, bool passes = false>
 inline void load(const void* from, std::size_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(tile) : "memory");
+    if constexpr (passes)
+        asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(tile) : "memory");
+    else
+        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(tile) : "memory");
 }
 
 template <int tile>

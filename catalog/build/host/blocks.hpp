@@ -110,6 +110,9 @@ struct TileBlocks : BlockSizes<Row, Unit> {
     static_assert(lanes == tile_units && step % whole == 0 && Row::tile_m % tile_rows == 0, "blocks are whole tiles");
     static_assert(Row::warp_tile_m == 2 * tile_rows && panel == 2 * tile_units, "a register block is two tiles by two");
 
+    // Units of a panel of B that are multiplied at a time, 44 KiB at most.
+    static constexpr int most_deep = 352;
+
     // As of VectorBlocks.
     static constexpr int a_row = step + 16;
     static constexpr std::int64_t a_step = Row::tile_m * a_row;
@@ -148,18 +151,29 @@ struct TileBlocks : BlockSizes<Row, Unit> {
         }
     }
 
-    template <int row_s, class Sum>
-    static void multiply(bool adds, RowsOfA a, int first, int rows, const Unit* b, int depth, Sum* sums) {
-        const auto multiply_all = [&](auto adding) {
+    struct NothingAfter {
+        void operator()(int, int) const {}
+    };
+
+    // In pieces of the depth for which the panel of B stays in the L1 cache, while rows of A pass. Calls after(row, count) when
+    // the sums of some rows are complete.
+    template <int row_s, class Sum, class After = NothingAfter>
+    static void multiply(bool adds, RowsOfA a, int first, int rows, const Unit* b, int depth, Sum* sums, After after = {}) {
+        const auto multiply_piece = [&](auto adding, int from, int piece) {
             for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
-                multiply_tiles<adding, down, 2>(a.data + (first + tile * tile_rows) * a.apart, tiles_of_rows(a.apart), b,
-                                                panel, depth, sums + tile * tile_rows * row_s, row_s);
+                const int row = tile * tile_rows;
+                multiply_tiles<adding, down, 2, Passing::a>(a.data + (first + row) * a.apart + from, tiles_of_rows(a.apart),
+                                                            b + from * panel, panel, piece, sums + row * row_s, row_s);
+                if (from + piece >= depth) after(row, std::min(down * tile_rows, rows - row));
             });
         };
-        if (adds)
-            multiply_all(std::true_type{});
-        else
-            multiply_all(std::false_type{});
+        const int pieces = std::max((depth + most_deep - 1) / most_deep, 1);
+        const int piece = round_up((depth + pieces - 1) / pieces, whole);
+        for (int from = 0; from < depth; from += piece)
+            if (adds || from > 0)
+                multiply_piece(std::true_type{}, from, std::min(piece, depth - from));
+            else
+                multiply_piece(std::false_type{}, from, std::min(piece, depth - from));
     }
 
     static const Unit* at_depth(const Unit* a, int depth) { return a + depth; }

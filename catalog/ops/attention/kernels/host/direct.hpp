@@ -31,6 +31,10 @@ struct PairedRows {
 #endif
 };
 
+// What stands for the row after the last one: its weights are zero, but their product with an infinite value would be NaN.
+template <class Element, int columns>
+alignas(64) inline constexpr Element zero_row[columns] = {};
+
 // Rows of a tile that are prefetched, up to its end.
 template <class Row>
 struct TileAhead {
@@ -247,13 +251,12 @@ struct DirectTile {
         auto operator[](int unit) const {
             ask_alike<factors * columns * static_cast<int>(sizeof(Element))>(next_rows, unit);
             const int row = first + unit * factors;
+            using Value = std::remove_const_t<std::remove_pointer_t<decltype(values[0])>>;
             if constexpr (pairs)
-                // After the last key, any values do that are numbers where the last ones are: their weights are zero.
-                return PairedRows<std::remove_const_t<std::remove_pointer_t<decltype(values[0])>>>{
-                    values[row] + column, values[std::min(row + 1, last)] + column};
+                return PairedRows<Value>{values[row] + column, row < last ? values[row + 1] + column
+                                                                          : zero_row<Value, columns>};
             else
-                return ReadRow<ReaderOf<Source>, std::remove_const_t<std::remove_pointer_t<decltype(values[0])>>>{
-                    values[row] + column};
+                return ReadRow<ReaderOf<Source>, Value>{values[row] + column};
         }
     };
 

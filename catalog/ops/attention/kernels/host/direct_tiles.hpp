@@ -1,12 +1,13 @@
 // One K/V tile and its two products with a few query rows in AMX tiles. Keys are tiles as they lie in the tensor, so what
-// is summed up is the transpose of the scores. Values become pairs of rows, a few at a time, in L1.
+// is summed up is the transpose of the scores. So are values, if query rows are few (spread.hpp); otherwise they become pairs of
+// rows, a few at a time, in L1.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
 #include "direct.hpp"
-#include "host/tiles.hpp"
+#include "host/spread.hpp"
 
 namespace catalog::host {
 
@@ -35,6 +36,7 @@ struct DirectTiles {
     static constexpr int line = 64;
     static constexpr int distance = Ahead::template distance<group>;
     static_assert(Memory::step % group == 0 && Row::tile_n0 % stretch == 0, "tiles have whole groups of keys");
+    static_assert(Row::tile_m0 >= block_rows, "the rows of a sequence are never divided, so results do not depend on threads");
 
     // For 4 rows and more, vectors multiply for longer than memory takes to deliver the keys.
     static bool pays(std::int64_t rows, int hdim_q, int hdim_v) {
@@ -56,12 +58,12 @@ struct DirectTiles {
 
     // S^T = K Q^T, of all queries. Keys that follow are prefetched meanwhile, and then values.
     void multiply_q_k(std::int64_t, int rows) const {
-        const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
+        const auto [begin, end] = columns_seen(rows);
         alignas(64) float products[group * tile_rows];
         for (int key = begin; key < end; key += group) {
             const int at = key + distance;
             auto ahead = at < end ? Ahead::keys(tile, at, group) : Ahead::values(tile, begin + at - end, group);
-            const auto [keys, stride] = group_of_keys(key);
+            const auto [keys, stride] = lines_of<group>(tile.keys, key, 0, hdim_q);
             multiply_tiles<false, 2, 1>(keys, ScatteredTiles{stride, distances}, scratch.shared_q, tile_rows,
                                         hdim_q / factors, products, tile_rows,
                                         [&] { ahead.ask_lines(group); });  // each reads a line of a key
@@ -80,10 +82,73 @@ struct DirectTiles {
         return Ahead::values(tile, begin + distance, values_beside_weights(rows));
     }
 
-    // O = rescale * O + P V, and the next tile's keys are prefetched: half of them beside joins, half beside products.
+    // O = rescale * O + P V. Values that follow are prefetched meanwhile, and then the next tile's keys.
     void multiply_p_v(std::int64_t first_row, int rows) const {
+        if (rows > most_spread_rows || !add_in_place(first_row, rows)) add_joined(first_row, rows);
+    }
+
+   private:
+    // Beside a step of a product with the weights, which reads 32 lines of values.
+    static constexpr int lines_beside_product = 16;
+
+    static constexpr int most_across = 4;  // panels of values that are multiplied at a time
+
+    static constexpr int values_beside_weights(int rows) { return rows / 2 * Ahead::beside_weights; }
+
+    // The columns of the tile that some row sees.
+    Columns columns_seen(int rows) const {
+        return Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
+    }
+
+    // Columns of `count` rows where they lie, or a copy: of those on pages, and of fewer, which zeros follow instead of what
+    // follows in memory.
+    template <int count>
+    SpreadLines lines_of(const KvRows<Row>& rows, int first, int column, int columns) const {
+        if constexpr (std::is_same_v<KvRows<Row>, Rows<const T>>)
+            if (first + count <= tile.count)
+                return {reinterpret_cast<const std::byte*>(rows[first] + column), rows.stride * std::ptrdiff_t{sizeof(T)}};
+        auto* const copies = reinterpret_cast<std::byte*>(scratch.k);
+        constexpr std::ptrdiff_t row = std::max(Memory::depth, most_across * panel) * sizeof(T) + line;
+        static_assert(count * row <= static_cast<std::ptrdiff_t>(sizeof scratch.k));
+        for (int i = 0; i < count; ++i)
+            if (first + i < tile.count)
+                std::memcpy(copies + i * row, rows[first + i] + column, columns * sizeof(T));
+            else
+                std::memset(copies + i * row, 0, columns * sizeof(T));
+        return {copies, row};
+    }
+
+    // False, and O is as before, if some sum is no number.
+    __attribute__((noinline)) bool add_in_place(std::int64_t first_row, int rows) const {
+        const auto [begin, end] = columns_seen(rows);
+        const int later = distance + values_beside_weights(rows), steps = (end - begin) / spread_depth;
+        Unit* const weights = scratch.v;
+        for (int row = 0; row < rows; ++row) spread_row(scratch.p[row] + begin / factors, steps, row, weights);
+        alignas(64) float tiles[Memory::columns / panel * of_spread_tile];
+        for_blocks<most_across, 2, 1>(0, hdim_v / panel, [&, begin = begin, end = end](auto across, int first) {
+            auto ahead = Ahead::values(tile, 0, 0);
+            const auto lines_of_step = [&](int step) {
+                const int key = begin + step * spread_depth, at = key + later;
+                if (first == 0)
+                    ahead = at < end ? Ahead::values(tile, at, spread_depth) : Ahead::keys(next, at - end, spread_depth);
+                return lines_of<spread_depth>(tile.values, key, first * panel, across * panel);
+            };
+            multiply_spread<false, across>(weights, steps, lines_of_step, tiles + first * of_spread_tile,
+                                           [&] { ahead.ask_lines(spread_depth * hdim_v / panel / across); });
+        });
+        const SpreadSums sums{tiles, rows, hdim_v};
+        if (!sums.are_finite()) return false;
+        sums.for_vectors([&](int row, int column, Float sum) {
+            float* const o = scratch.o[first_row + row] + column;
+            store(o, load(o) * scratch.rescale[row] + sum);
+        });
+        return true;
+    }
+
+    // Half of what is prefetched is asked for beside joins, half beside products.
+    __attribute__((noinline)) void add_joined(std::int64_t first_row, int rows) const {
         scratch.rescale_sums(first_row, rows, hdim_v);
-        const auto [begin, end] = Memory::whole_vectors({scratch.seen[0].begin, scratch.seen[rows - 1].end});
+        const auto [begin, end] = columns_seen(rows);
         for (int key = begin; key < end; key += stretch) {
             const int count = std::min(stretch, end - key), at = key + distance + values_beside_weights(rows);
             auto ahead = at < end ? Ahead::values(tile, at, count) : Ahead::keys(next, at - end, count);
@@ -96,35 +161,11 @@ struct DirectTiles {
         }
     }
 
-   private:
-    // Beside a step of a product with the weights, which reads 32 lines of values.
-    static constexpr int lines_beside_product = 16;
-
-    static constexpr int values_beside_weights(int rows) { return rows / 2 * Ahead::beside_weights; }
-
-    struct Keys {
-        const std::byte* first;
-        std::ptrdiff_t stride;  // in bytes
-    };
-
-    // A group of keys where it lies, or a copy: of those on pages, and of fewer, after which other memory may follow.
-    Keys group_of_keys(int key) const {
-        if constexpr (std::is_same_v<KvRows<Row>, Rows<const T>>)
-            if (key + group <= tile.count)
-                return {reinterpret_cast<const std::byte*>(tile.keys[key]), tile.keys.stride * std::ptrdiff_t{sizeof(T)}};
-        auto* const copies = reinterpret_cast<std::byte*>(scratch.k);
-        constexpr std::ptrdiff_t row = Memory::depth * sizeof(T) + line;
-        for (int i = 0; i < std::min(group, tile.count - key); ++i)
-            std::memcpy(copies + i * row, tile.keys[key + i], hdim_q * sizeof(T));
-        return {copies, row};
-    }
-
-    // Values become pairs, in panels of columns: the bits of either type. Those after the last one may be any that are
-    // numbers where it is, since their weights are zero.
+    // Values become pairs, in panels of columns: the bits of either type. Zeros follow the last one.
     __attribute__((noinline)) void join_values(int key, int count, typename Ahead::Lines& ahead) const {
         for (int i = 0; i < count; i += factors) {
             const auto row = [&](int at) {
-                return reinterpret_cast<const bf16*>(tile.values[std::min(at, tile.count - 1)]);
+                return at < tile.count ? reinterpret_cast<const bf16*>(tile.values[at]) : zero_row<bf16, Memory::columns>;
             };
             const PairedRows<bf16> pair{row(key + i), row(key + i + 1)};
             Unit* const to = scratch.v + i / factors * panel;

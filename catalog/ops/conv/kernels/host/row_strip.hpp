@@ -35,9 +35,9 @@ class RowStrip {
             for (int j = 0; j < columns; j += panel) {
                 const Unit* const of_panel = b + j / panel * b_apart;
                 if (rows - row > tile_rows)
-                    multiply_tiles<false, 2, 2>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
+                    multiply_tiles<false, 2, 2, Passing::b>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
                 else
-                    multiply_tiles<false, 1, 2>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
+                    multiply_tiles<false, 1, 2, Passing::b>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
                 turn(row, std::min(rows - row, block), j, panel);
                 if (to.data) waiting.asked = {to[row] + j, to.stride};
             }
@@ -55,7 +55,7 @@ class RowStrip {
                 if (width > panel)
                     multiply_row_of_tiles(a, of_a, of_panel, panel, b_apart, depth, sums, width, narrowing(depth));
                 else
-                    multiply_tiles<false, 1, 2>(a, of_a, of_panel, panel, depth, sums, width, narrowing(depth));
+                    multiply_tiles<false, 1, 2, Passing::b>(a, of_a, of_panel, panel, depth, sums, width, narrowing(depth));
                 turn(row, std::min(rows - row, tile_rows), j, width);
                 j += width;
             }

@@ -341,7 +341,7 @@ class ShiftedGradients {
     // Rows after the last one stay as they are in A, and nobody reads their sums.
     static void multiply_rows(const Unit* a, int rows, const Unit* b, int depth, float* sums) {
         for_blocks<2, 1>(0, (std::min(rows, block) + tile_rows - 1) / tile_rows, [&](auto count, int tile) {
-            multiply_tiles<true, count, 2>(a + tile * tile_rows * depth, tiles_of_rows(depth), b, block, depth,
+            multiply_tiles<true, count, 2, Passing::b>(a + tile * tile_rows * depth, tiles_of_rows(depth), b, block, depth,
                                           sums + tile * tile_rows * block, block);
         });
     }

@@ -222,13 +222,20 @@ class PanelProduct {
             const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
             for (int j = 0; j < width; j += panel) {
                 const Unit* const b = packed_b + j * units + k * step * panel;
+                Sum* const sums = scratch.sums + j;
                 if constexpr (in_blocks)
-                    multiply_blocks(a, skipped, rows, b, depth, row, column + j, k * Row::tile_k, scratch.sums + j);
+                    multiply_blocks(a, skipped, rows, b, depth, row, column + j, k * Row::tile_k, sums);
+                else if constexpr (finishes_blocks)
+                    Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, sums, [&](int i, int count) {
+                        if (k + 1 == steps)
+                            finish<Row>(args, batch, sums + i * row_s, row_s, row + i, column + j, count,
+                                        std::min(columns - j, panel));
+                    });
                 else
-                    Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, scratch.sums + j);
+                    Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, sums);
             }
         }
-        finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
+        if (!finishes_blocks || steps == 0) finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
     }
 
     // The same without a copy of A. Panels of C that consist of sums alone are stored with the last step.
@@ -273,6 +280,8 @@ class PanelProduct {
     }
 
     static constexpr bool in_blocks = scales_of<Row> == Scales::block;
+    // In tiles, a block of C is stored while its sums are in the L1 cache.
+    static constexpr bool finishes_blocks = Row::in_tiles && !in_blocks;
 
     const catalog_args& args;
     const std::int64_t batch;

@@ -185,13 +185,36 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
             kernel = rows(other, wanted, "x86_64_v4")[0]
             # B is read once: as tiles, or a few rows at a time.
-            few = {"n": 650, "k": 70, "m": 300} if layout[1] == "c" else {"n": 1333, "k": 1100, "m": 40}
-            streamed = GemmProblem(**few, dtype=dtype, layout=layout)
-            check(other, kernel, 20, *[streamed] * (family == "universal"))
+            few = [(300, 650, 70)] if layout[1] == "c" else [(5, 1333, 1100), (40, 1333, 1100)]
+            in_place = (96, 330, 160)  # whole tiles of A
+            special = [GemmProblem(m=m, n=n, k=k, dtype=dtype, layout=layout) for m, n, k in (*few, in_place)]
+            check(other, kernel, 20, *special if family == "universal" else ())
         amx.pretend("host_amx", tmp_path, monkeypatch, halves=True)
         for layout in ("rcr", "rrr"):
             wanted = f"dtype = 'fp16' AND layout = '{layout}' AND family = 'universal' AND pipeline = 'host_amx'"
-            check(other, rows(other, wanted, "x86_64_v4")[0], 20)
+            few_rows = GemmProblem(m=5, n=1333, k=1100, dtype="fp16", layout=layout)
+            check(other, rows(other, wanted, "x86_64_v4")[0], 20, few_rows)
+
+
+def test_infinite_elements_reach_only_their_column(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tiles, few rows of A have zeros beside them, which meet neighbouring columns of B."""
+    if not amx.PAIRS["host_amx"] - amx.TILES <= cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    amx.pretend("host_amx", tmp_path, monkeypatch)
+    problem = GemmProblem(m=8, n=300, k=130, dtype="bf16", layout="rrr")
+    wanted = "dtype = 'bf16' AND layout = 'rrr' AND family = 'universal' AND pipeline = 'host_amx'"
+    with Catalog(catalog.path) as other:
+        plan, inputs = other.plan(problem, rows(other, wanted, "x86_64_v4")[0]), make_inputs(problem, SEED)
+        inputs["a"] = np.abs(inputs["a"])
+        finite = plan.run(inputs).outputs["c"].astype(np.float64)
+        inputs["b"][3, 7], inputs["b"][129, 298] = np.inf, -np.inf
+        spoilt = plan.run(inputs).outputs["c"].astype(np.float64)
+    assert np.all(spoilt[:, 7] == np.inf)
+    assert np.all(spoilt[:, 298] == -np.inf)
+    others = np.setdiff1d(np.arange(300), (7, 298))
+    np.testing.assert_allclose(spoilt[:, others], finite[:, others], rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.slow
@@ -366,7 +389,7 @@ def test_a_reference_that_does_not_fit_is_refused_before_the_run(
 @pytest.mark.parametrize("amx_bf16", [False, True])
 def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows by a B from memory, or fewer by one that stays in the cache. With AMX, tiles stream columns of B, or a
-    large B for 8 rows or more, and multiply all other products. A short depth is not worth a stream along columns.
+    large B for 6 rows or more, and multiply all other products. A short depth is not worth a stream along columns.
     """
     in_tiles, newest, old = amx_bf16 and ARCHES[0] == "x86_64_v4", ARCHES[0] == "x86_64_v4", ARCHES[0] == "x86_64_v3"
     monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())
@@ -386,8 +409,8 @@ def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: py
         ({"m": 4, "k": 64, "dtype": "fp32"}, "host_stream"),
         ({"m": 24, "n": 1024, "k": 1024, "dtype": "fp32"}, "host_stream" if newest else "host_panel"),
         ({"m": 16, "k": 16, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
-        ({"m": 7, "k": 4096, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
-        ({"m": 8, "k": 4096, "dtype": "bf16", "layout": "rrr"}, streamed),
+        ({"m": 5, "k": 4096, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
+        ({"m": 6, "k": 4096, "dtype": "bf16", "layout": "rrr"}, streamed),
         ({"m": 65, "k": 4096, "dtype": "bf16", "layout": "rrr"}, many),
         ({"m": 4, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream"),
         ({"m": 5, "k": 256, "dtype": "fp8", "layout": "rrr"}, "host_stream" if newest or old else many),

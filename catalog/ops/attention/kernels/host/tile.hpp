@@ -164,7 +164,7 @@ struct PairTile {
             if constexpr (in_tiles) {
                 for_tiles(0, rows, [&](auto tiles, int row) {
                     const auto [begin, end] = units(row, std::min(row + tiles * tile_rows, rows));
-                    multiply_tiles<true, tiles, width / lanes, Passing::neither, PartProducts::large>(
+                    multiply_tiles<true, tiles, width / lanes, Passing::b, PartProducts::large>(
                         scratch.p[row] + begin, tiles_of_rows(Memory::row_p), panel[begin], width, end - begin,
                         scratch.o[first_row + row] + column, Memory::row_o);
                 });

@@ -1,5 +1,6 @@
 // The product of few rows in AMX tiles, where the rows of B are contiguous: a few of them at a time are read side by side,
-// in long pieces. They become panels in L2, which are multiplied before the next rows are read.
+// in long pieces. They become panels in L2, which are multiplied before the next rows are read. For up to eight rows of A they
+// are multiplied where they lie (spread.hpp).
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "epilogue.hpp"
 #include "host/blocks.hpp"
+#include "host/spread.hpp"
 #include "host/threads.hpp"
 
 namespace catalog::host {
@@ -27,10 +29,16 @@ class PanelStream {
     static_assert(depth % Block::whole == 0 && Block::step % depth == 0 && depth % piece == 0);
     static_assert(most_rows <= Row::tile_m, "rows of A are packed as one tile of C");
 
+    static constexpr bool can_spread = is_spreadable<Unit> && holds_neighbours<Unit, T>;
+    static constexpr int most_across = 4;  // panels of columns that spread rows are multiplied by at a time
+    static constexpr std::int64_t spread_step = Row::tile_k / spread_depth * of_spread_tile;
+    static_assert(!can_spread || panel == spread_columns);
+
     struct Scratch {
         static constexpr int row_s = most_columns + 16;
         alignas(64) Sum sums[most_rows * row_s];
         alignas(64) Unit panels[depth * most_columns];
+        alignas(64) float of_spread[can_spread ? most_columns / panel * of_spread_tile : 1];
     };
 
    public:
@@ -44,13 +52,19 @@ class PanelStream {
 
     catalog_status run() {
         const std::int64_t steps = (args.k + Row::tile_k - 1) / Row::tile_k;
+        const auto rows = static_cast<int>(args.m);
+        const bool spreads = can_spread && rows <= most_spread_rows;
         Room<Unit>& room = thread_room<struct PackedA, Unit>();
-        packed_a = room.reserve(steps * Block::a_step + 1);
+        packed_a = room.reserve(steps * (Block::a_step + (spreads ? spread_step : 0)) + 1);
         if (!packed_a) return CATALOG_NO_MEMORY;
+        spread_a = packed_a + steps * Block::a_step;
         parallel_for(args, threads, steps, [&](std::int64_t index) {
-            const std::int64_t k = index * Row::tile_k;
-            Block::pack_a(factor_of<Row::a_along, T>(args.a, batch).from(0, k), static_cast<int>(args.m),
-                          std::min<std::int64_t>(args.k - k, Row::tile_k), packed_a + index * Block::a_step);
+            const std::int64_t k = index * Row::tile_k, depth = std::min<std::int64_t>(args.k - k, Row::tile_k);
+            Unit* const packed = packed_a + index * Block::a_step;
+            Block::pack_a(factor_of<Row::a_along, T>(args.a, batch).from(0, k), rows, depth, packed);
+            if constexpr (can_spread)
+                for (int row = 0; spreads && row < rows; ++row)
+                    spread_row(packed + row * Block::a_row, spread_steps(depth), row, spread_a + index * spread_step);
         });
         std::atomic<bool> out_of_memory = false;
         const std::int64_t width = width_of_shares(args.n, most_columns, threads);
@@ -60,8 +74,11 @@ class PanelStream {
             [[maybe_unused]] const amx::Tiles state;
             const std::int64_t column = share * width;
             const int columns = static_cast<int>(std::min(width, args.n - column));
-            multiply(*scratch, factor_of<false, T>(args.b, batch).from(column, 0), columns);
-            finish<Row>(args, batch, scratch->sums, Scratch::row_s, 0, column, static_cast<int>(args.m), columns);
+            const auto b = factor_of<false, T>(args.b, batch).from(column, 0);
+            bool multiplied = false;
+            if constexpr (can_spread) multiplied = spreads && multiply_in_place(*scratch, b, columns);
+            if (!multiplied) multiply(*scratch, b, columns);
+            finish<Row>(args, batch, scratch->sums, Scratch::row_s, 0, column, rows, columns);
         });
         room.release_above(kept_units);
         return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
@@ -85,6 +102,44 @@ class PanelStream {
                                                          scratch.sums + column);
             }
         }
+    }
+
+    // The same with spread rows of A. False: some sum is no number.
+    bool multiply_in_place(Scratch& scratch, Factor<false, T> b, int columns) const {
+        const int panels = (columns + panel - 1) / panel;
+        std::fill_n(scratch.of_spread, panels * of_spread_tile, 0.0f);
+        for (std::int64_t k = 0; k < args.k; k += deep) {
+            const std::int64_t left = args.k - k;
+            Lines next(b.from(0, k + std::min(left, deep)), columns, std::min(left - deep, deep));
+            for_blocks<most_across, 2, 1>(0, panels, [&](auto across, int first) {
+                const int width = std::min(across * panel, columns - first * panel);
+                const auto lines_of_step = [&](int step) -> SpreadLines {
+                    const auto from = b.from(first * panel, k + step * spread_depth);
+                    const std::int64_t rows = std::min<std::int64_t>(left - step * spread_depth, spread_depth);
+                    if (rows < spread_depth || width < across * panel) return copy_of(scratch, from, rows, width);
+                    return {reinterpret_cast<const std::byte*>(from.data), from.stride * std::ptrdiff_t{sizeof(T)}};
+                };
+                multiply_spread<true, across>(spread_a + k / spread_depth * of_spread_tile, spread_steps(std::min(left, deep)),
+                                              lines_of_step, scratch.of_spread + first * of_spread_tile,
+                                              [&] { next.ask(spread_depth); });
+            });
+        }
+        const SpreadSums sums{scratch.of_spread, static_cast<int>(args.m), panels * panel};
+        if (!sums.are_finite()) return false;
+        sums.for_vectors([&](int row, int column, Float sum) { store(scratch.sums + row * Scratch::row_s + column, sum); });
+        return true;
+    }
+
+    static int spread_steps(std::int64_t depth) { return static_cast<int>((depth + spread_depth - 1) / spread_depth); }
+
+    // Of fewer rows or columns than tiles have, with zeros after them.
+    static SpreadLines copy_of(Scratch& scratch, Factor<false, T> from, std::int64_t rows, int columns) {
+        constexpr std::ptrdiff_t width = most_across * panel;
+        static_assert(spread_depth * width * sizeof(T) <= sizeof scratch.panels);
+        T* const copies = reinterpret_cast<T*>(scratch.panels);
+        std::fill_n(copies, spread_depth * width, T{});
+        for (std::int64_t row = 0; row < rows; ++row) std::copy_n(from.from(0, row).data, columns, copies + row * width);
+        return {reinterpret_cast<const std::byte*>(copies), width * std::ptrdiff_t{sizeof(T)}};
     }
 
     // Some rows, line by line, one row after the other.
@@ -130,7 +185,7 @@ class PanelStream {
     const catalog_args& args;
     const std::int64_t batch;
     const int threads;
-    Unit* packed_a = nullptr;
+    Unit *packed_a = nullptr, *spread_a = nullptr;
 };
 
 }  // namespace catalog::host

@@ -376,6 +376,7 @@ def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
     assert chosen(1, layout="ngchw") == "host_panel"
     assert chosen(1, dtype="int8") == "host_panel"
     assert chosen(2, g=2) == "host_pixels"  # no vector is full
+    assert [chosen(channels, g=1, dtype="bf16") for channels in (4, 6)] == ["host_pixels", "host_panel"]
     assert chosen(64, g=1, dtype="fp32", size=14) == "host_winograd"
     for direction in ("bwd_data", "bwd_weight"):
         assert chosen(64, g=1, dtype="fp32", size=14, direction=direction) == "host_winograd"

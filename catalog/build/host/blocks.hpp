@@ -77,11 +77,12 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
     // The product of the rows of A from `first` on and a panel of B becomes the sums, or is added to them.
     template <int row_s, class Sum>
     static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums) {
-        if (!adds)
-            for (int i = 0; i < rows; ++i) std::fill_n(sums + i * row_s, panel, Sum{});
         for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
-            multiply_block<block, panel, a_row, a_depth>(a + (first + i) * a_row, Rows<const Unit>{b, panel}, depth,
-                                                         add_to<row_s>(sums + i * row_s));
+            const auto put = [adds, to = sums + i * row_s](int row, int column, auto sum) {
+                Sum* const at = to + row * row_s + column;
+                store(at, adds ? load(at) + sum : sum);
+            };
+            multiply_block<block, panel, a_row, a_depth>(a + (first + i) * a_row, Rows<const Unit>{b, panel}, depth, put);
         });
     }
 

@@ -243,10 +243,10 @@ class PanelProduct {
                 Sum* const sums = scratch.sums + j;
                 if constexpr (in_blocks)
                     multiply_blocks(a, skipped, rows, b, depth, row, column + j, k * Row::tile_k, sums);
-                else if constexpr (finishes_blocks)
+                else if constexpr (Row::in_tiles)
                     Block::template multiply<row_s>(
                         k > 0, tiles_of_a(row, k, packed_a, skipped), 0, rows, b, depth, sums, [&](int i, int count) {
-                            if (k + 1 == steps)
+                            if (finishes_blocks() && k + 1 == steps)
                                 finish<Row>(args, batch, sums + i * row_s, row_s, row + i, column + j, count,
                                             std::min(columns - j, panel));
                         });
@@ -254,7 +254,15 @@ class PanelProduct {
                     Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, sums);
             }
         }
-        if (!finishes_blocks || steps == 0) finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
+        if (!finishes_blocks() || steps == 0)
+            finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
+    }
+
+    // In tiles, a block of C is stored while its sums are in the L1 cache. But memory takes whole rows of a tile faster, if C is
+    // large and there is little to multiply.
+    bool finishes_blocks() const {
+        constexpr std::int64_t deep = 512, large = 4 << 20;  // elements
+        return Row::in_tiles && !in_blocks && (args.k >= deep || args.m * args.n <= large);
     }
 
     // The same without a copy of A. Panels of C that consist of sums alone are stored with the last step.
@@ -299,8 +307,6 @@ class PanelProduct {
     }
 
     static constexpr bool in_blocks = scales_of<Row> == Scales::block;
-    // In tiles, a block of C is stored while its sums are in the L1 cache.
-    static constexpr bool finishes_blocks = Row::in_tiles && !in_blocks;
 
     const catalog_args& args;
     const std::int64_t batch;

@@ -1,6 +1,6 @@
 // One K/V tile and its two products with a few query rows in AMX tiles. Keys are tiles as they lie in the tensor, so what
-// is summed up is the transpose of the scores. So are values, if query rows are few (spread.hpp); otherwise they become pairs of
-// rows, a few at a time, in L1.
+// is summed up is the transpose of the scores. For up to eight query rows, values are tiles where they lie, too (spread.hpp); for
+// more, they become pairs of rows, a few at a time, in L1.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct DirectTiles {
 
     static constexpr int factors = Memory::factors, block_rows = tile_rows;
     static constexpr int group = 2 * tile_rows;   // keys of a product
-    static constexpr int panel = 2 * tile_units;  // columns of values
+    static constexpr int panel = spread_columns;  // columns of values
     // Keys whose values stay in L1 until they are multiplied.
     static constexpr int stretch = Row::hdim_v <= 128 ? 64 : 32;
     static constexpr int line = 64;
@@ -118,7 +118,7 @@ struct DirectTiles {
         return {copies, row};
     }
 
-    // False, and O is as before, if some sum is no number.
+    // With values where they lie. False, and O is as before, if some sum is no number.
     __attribute__((noinline)) bool add_in_place(std::int64_t first_row, int rows) const {
         const auto [begin, end] = columns_seen(rows);
         const int later = distance + values_beside_weights(rows), steps = (end - begin) / spread_depth;
@@ -145,7 +145,7 @@ struct DirectTiles {
         return true;
     }
 
-    // Half of what is prefetched is asked for beside joins, half beside products.
+    // With pairs of values. Half of what is prefetched is asked for beside joins, half beside products.
     __attribute__((noinline)) void add_joined(std::int64_t first_row, int rows) const {
         scratch.rescale_sums(first_row, rows, hdim_v);
         const auto [begin, end] = columns_seen(rows);

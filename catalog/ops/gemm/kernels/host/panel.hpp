@@ -67,7 +67,7 @@ class PanelProduct {
 #else
     static constexpr bool a_in_place = false;
 #endif
-    // Rows of A that may be tiles as they lie in the tensor, up to a length: with AMX, products of 768 and 1,024 cubed take a
+    // Rows of A that may be tiles as they lie in the tensor, up to a distance: with AMX, products of 768 and 1,024 cubed take a
     // tenth less time then, those with longer rows up to a fifth more.
     static constexpr bool holds_tiles =
         Row::in_tiles && Row::a_along && holds_neighbours<Unit, T> && scales_of<Row> != Scales::block;
@@ -88,8 +88,9 @@ class PanelProduct {
           batch(batch),
           threads(threads),
           units((args.k + factors * Block::whole - 1) / (factors * Block::whole) * Block::whole),
-          has_tiles(holds_tiles && args.m % tile_rows == 0 && args.k == units * factors &&
-                    args.k * static_cast<std::int64_t>(sizeof(T)) <= most_in_place && args.a.stride_outer % factors == 0) {}
+          has_tiles(holds_tiles && args.m % tile_rows == 0 && args.k == units * factors && args.a.stride_outer % factors == 0 &&
+                    args.a.stride_outer >= args.k &&
+                    args.a.stride_outer * static_cast<std::int64_t>(sizeof(T)) <= most_in_place) {}
 
     // Tiles of C that can be computed at once.
     static std::int64_t tiles(const catalog_args& args) {

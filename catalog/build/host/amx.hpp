@@ -66,7 +66,7 @@ inline void clear() {
     asm volatile("tilezero %%tmm%c0" : : "i"(tile));
 }
 
-// Row r of the tile is the 64 bytes at `from + r * stride`, in bytes. `passes`: others stay in the L1 cache instead.
+// Row r of the tile is the 64 bytes at `from + r * stride`, in bytes. `passes`: its lines need not stay in the L1 cache.
 template <int tile, bool passes = false>
 inline void load(const void* from, std::size_t stride) {
     if constexpr (passes)

@@ -8,8 +8,9 @@
 namespace catalog::host {
 
 inline constexpr int most_spread_rows = tile_rows / 2;
-inline constexpr int spread_depth = tile_rows;          // elements along the depth of a tile of A
-inline constexpr int spread_columns = 2 * tile_units;   // of a tile of B, whose rows are pairs of columns
+inline constexpr int spread_depth = tile_rows;         // elements along the depth of a tile of A
+inline constexpr int spread_columns = 2 * tile_units;  // of a tile of B, whose rows are pairs of columns
+inline constexpr int most_spread_panels = 4;           // that are multiplied at a time: a tile of C each
 inline constexpr int of_spread_tile = tile_rows * tile_units;
 
 // Whether a unit is a pair of such elements: a tile has the bits of either 16-bit type.
@@ -61,11 +62,11 @@ struct SpreadSums {
     }
 };
 
-// C = A B, or C += A B, of spread rows and `across` panels of columns, at most four: a tile of C each. lines_of(step) are the
-// SpreadLines of a step of the depth. Calls beside() after each product.
+// C = A B, or C += A B, of spread rows and `across` panels of columns. lines_of(step) are the SpreadLines of a step of the
+// depth. Calls beside() after each product.
 template <bool adds, int across, class Unit, class LinesOf, class Beside>
 inline void multiply_spread(const Unit* a, int steps, LinesOf lines_of, float* c, Beside beside) {
-    static_assert(is_spreadable<Unit> && across >= 1 && across <= 4);
+    static_assert(is_spreadable<Unit> && across >= 1 && across <= most_spread_panels);
     constexpr int line = tile_units * static_cast<int>(sizeof(Unit));
     const auto each_of_c = [](auto visit) {
         visit(std::integral_constant<int, 0>{});

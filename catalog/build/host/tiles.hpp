@@ -100,8 +100,8 @@ inline void load_passing(const void* from, std::size_t stride) {
     amx::load<tile, true>(from, stride);
 }
 
-// The factor that is read past the L1 cache, where the other one fits and is read again soon: on a CPU whose tiles of both came
-// from the L2 cache, products take a fifth less time.
+// Which factor is read past the L1 cache, so that the other one, which fits, stays there. On a Xeon, products take a fifth less
+// time than with tiles of both from the L2 cache.
 enum class Passing { neither, a, b };
 
 // C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,

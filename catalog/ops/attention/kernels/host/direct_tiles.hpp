@@ -91,8 +91,6 @@ struct DirectTiles {
     // Beside a step of a product with the weights, which reads 32 lines of values.
     static constexpr int lines_beside_product = 16;
 
-    static constexpr int most_across = 4;  // panels of values that are multiplied at a time
-
     static constexpr int values_beside_weights(int rows) { return rows / 2 * Ahead::beside_weights; }
 
     // The columns of the tile that some row sees.
@@ -108,7 +106,7 @@ struct DirectTiles {
             if (first + count <= tile.count)
                 return {reinterpret_cast<const std::byte*>(rows[first] + column), rows.stride * std::ptrdiff_t{sizeof(T)}};
         auto* const copies = reinterpret_cast<std::byte*>(scratch.k);
-        constexpr std::ptrdiff_t row = std::max(Memory::depth, most_across * panel) * sizeof(T) + line;
+        constexpr std::ptrdiff_t row = std::max(Memory::depth, most_spread_panels * panel) * sizeof(T) + line;
         static_assert(count * row <= static_cast<std::ptrdiff_t>(sizeof scratch.k));
         for (int i = 0; i < count; ++i)
             if (first + i < tile.count)
@@ -125,7 +123,7 @@ struct DirectTiles {
         Unit* const weights = scratch.v;
         for (int row = 0; row < rows; ++row) spread_row(scratch.p[row] + begin / factors, steps, row, weights);
         alignas(64) float tiles[Memory::columns / panel * of_spread_tile];
-        for_blocks<most_across, 2, 1>(0, hdim_v / panel, [&, begin = begin, end = end](auto across, int first) {
+        for_blocks<most_spread_panels, 2, 1>(0, hdim_v / panel, [&, begin = begin, end = end](auto across, int first) {
             auto ahead = Ahead::values(tile, 0, 0);
             const auto lines_of_step = [&](int step) {
                 const int key = begin + step * spread_depth, at = key + later;

@@ -30,7 +30,6 @@ class PanelStream {
     static_assert(most_rows <= Row::tile_m, "rows of A are packed as one tile of C");
 
     static constexpr bool can_spread = is_spreadable<Unit> && holds_neighbours<Unit, T>;
-    static constexpr int most_across = 4;  // panels of columns that spread rows are multiplied by at a time
     static constexpr std::int64_t spread_step = Row::tile_k / spread_depth * of_spread_tile;
     static_assert(!can_spread || panel == spread_columns);
 
@@ -111,7 +110,7 @@ class PanelStream {
         for (std::int64_t k = 0; k < args.k; k += deep) {
             const std::int64_t left = args.k - k;
             Lines next(b.from(0, k + std::min(left, deep)), columns, std::min(left - deep, deep));
-            for_blocks<most_across, 2, 1>(0, panels, [&](auto across, int first) {
+            for_blocks<most_spread_panels, 2, 1>(0, panels, [&](auto across, int first) {
                 const int width = std::min(across * panel, columns - first * panel);
                 const auto lines_of_step = [&](int step) -> SpreadLines {
                     const auto from = b.from(first * panel, k + step * spread_depth);
@@ -134,7 +133,7 @@ class PanelStream {
 
     // Of fewer rows or columns than tiles have, with zeros after them.
     static SpreadLines copy_of(Scratch& scratch, Factor<false, T> from, std::int64_t rows, int columns) {
-        constexpr std::ptrdiff_t width = most_across * panel;
+        constexpr std::ptrdiff_t width = most_spread_panels * panel;
         static_assert(spread_depth * width * sizeof(T) <= sizeof scratch.panels);
         T* const copies = reinterpret_cast<T*>(scratch.panels);
         std::fill_n(copies, spread_depth * width, T{});

@@ -26,6 +26,12 @@ HALVES = (False, True)
 """Whether a CPU with AMX multiplies fp16 in tiles, AMX-FP16, or bf16 only."""
 
 
+def hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this CPU one without AMX."""
+    others = host_device.cpu_features() - TILES
+    monkeypatch.setattr(host_device, "cpu_features", lambda: others)
+
+
 def pretend(pipeline: str, folder: Path, monkeypatch: pytest.MonkeyPatch, halves: bool = False) -> None:
     """Make this CPU one for which ``pipeline`` is the first; AMX tiles are computed in software.
 

@@ -356,8 +356,9 @@ def test_first_runs_of_large_problems_are_small() -> None:
     assert guarded_problem(small) == small
 
 
-def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
+def test_sizes_choose_the_kernel(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrow groups have direct kernels, filters of 3 x 3 minimal filtering, others products: in one process."""
+    amx.hide(monkeypatch)
 
     def chosen(channels: int, g: int = 32, size: int = 9, **fields: Any) -> str:
         sides = {"n": 2, "size": (size, size), "filter": (3, 3), "pad": (1, 1)}

@@ -421,8 +421,9 @@ def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: py
         assert best.kernel.algorithm.pipeline == pipeline, sizes
 
 
-def test_few_columns_are_streamed(catalog: Catalog) -> None:
+def test_few_columns_are_streamed(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few columns of a large A, or fewer of one in the cache. One column needs no depth."""
+    amx.hide(monkeypatch)
     newest = ARCHES[0] == "x86_64_v4"
     cases = (
         *(("r", 4096, n, 4096, few) for n, few in ((16, True), (64, newest), (65, False))),
@@ -468,8 +469,11 @@ def test_a_short_depth_takes_little_memory(catalog: Catalog, layout: str) -> Non
 
 
 @pytest.mark.skipif("x86_64_v4" not in ARCHES, reason="needs AVX-512")
-def test_narrow_register_tiles_are_for_columns_that_fill_them(catalog: Catalog) -> None:
+def test_narrow_register_tiles_are_for_columns_that_fill_them(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They take longer for a column, but there are fewer columns of zeros."""
+    amx.hide(monkeypatch)
 
     def width(n: int) -> int:
         problem = GemmProblem(m=512, n=n, k=512, dtype="fp16")

@@ -65,24 +65,26 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
             return {a, {}};
     }
 
-    // put(row, column, sum) consumes each vector of the product of some rows of A and a panel of B.
-    template <class Put>
-    static void multiply(const RowsOfA& a, int rows, const Unit* b, int depth, Put put) {
+    // put(row, column, sum) consumes each vector of the product of some rows of A and a panel of B. `next` is read after it.
+    template <class Put, class Next = NothingBeside>
+    static void multiply(const RowsOfA& a, int rows, const Unit* b, int depth, Put put, Next next = {}) {
         for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
             multiply_block<block, panel, a_depth>(a.data + i * a.apart, a.apart, Rows<const Unit>{b, panel}, depth,
-                                                  [&](int r, int j, auto sum) { put(i + r, j, sum); });
+                                                  [&](int r, int j, auto sum) { put(i + r, j, sum); },
+                                                  ahead<block>(next, i, rows));
         });
     }
 
     // The product of the rows of A from `first` on and a panel of B becomes the sums, or is added to them.
-    template <int row_s, class Sum>
-    static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums) {
+    template <int row_s, class Sum, class Next = NothingBeside>
+    static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums, Next next = {}) {
         for_even_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
             const auto put = [adds, to = sums + i * row_s](int row, int column, auto sum) {
                 Sum* const at = to + row * row_s + column;
                 store(at, adds ? load(at) + sum : sum);
             };
-            multiply_block<block, panel, a_row, a_depth>(a + (first + i) * a_row, Rows<const Unit>{b, panel}, depth, put);
+            multiply_block<block, panel, a_depth>(a + (first + i) * a_row, std::integral_constant<int, a_row>{},
+                                                  Rows<const Unit>{b, panel}, depth, put, ahead<block>(next, i, rows));
         });
     }
 
@@ -100,6 +102,26 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
                 a + (first + i) * a_row, Rows<const Unit>{b, panel}, depth,
                 add_scaled_to<row_s>(sums + i * row_s, factors));
         });
+    }
+
+   private:
+    // What a block of the rows from `first` on prefetches: the panel of B, which comes from the L2 cache, into the first one, and
+    // a share of what is read next, at most a line at a time. On a Xeon, products of 2,048 cubed take a tenth less time for both.
+    template <int block>
+    static NothingBeside ahead(NothingBeside nothing, int, int) {
+        return nothing;
+    }
+
+    template <int block>
+    static auto ahead(ReadNext next, int first, int rows) {
+        constexpr int soon = 8, width = panel * static_cast<int>(sizeof(Unit));
+        const int share = std::min(width * block / rows, 64);
+        return [at = next.data + next.bytes * first / rows, share](const Unit* row) mutable {
+#pragma GCC unroll 4
+            for (int i = 0; i < panel; i += lanes) prefetch(row + soon * panel + i);
+            prefetch_later(at);
+            at += share;
+        };
     }
 };
 
@@ -152,29 +174,58 @@ struct TileBlocks : BlockSizes<Row, Unit> {
         }
     }
 
-    struct NothingAfter {
-        void operator()(int, int) const {}
-    };
+    // Calls of beside() for a product of some rows of A and a panel of B.
+    static int steps_of(int rows, int depth) { return (rows + Row::warp_tile_m - 1) / Row::warp_tile_m * (depth / whole); }
 
-    // In pieces of the depth for which the panel of B stays in the L1 cache, while rows of A pass. Calls after(row, count) when
-    // the sums of some rows are complete.
-    template <int row_s, class Sum, class After = NothingAfter>
-    static void multiply(bool adds, RowsOfA a, int first, int rows, const Unit* b, int depth, Sum* sums, After after = {}) {
+    // The units of a piece of the depth: what is multiplied at a time stays in the L1 cache.
+    static int piece_of(int depth) {
+        const int pieces = std::max((depth + most_deep - 1) / most_deep, 1);
+        return round_up((depth + pieces - 1) / pieces, whole);
+    }
+
+    static int last_piece(int depth) {
+        const int piece = piece_of(depth);
+        return depth - (depth - 1) / piece * piece;
+    }
+
+    // In pieces of the depth for which the panel of B stays in the L1 cache, while rows of A pass.
+    template <int row_s, class Sum, class Beside = NothingBeside>
+    static void multiply(bool adds, RowsOfA a, int first, int rows, const Unit* b, int depth, Sum* sums, Beside beside = {}) {
         const auto multiply_piece = [&](auto adding, int from, int piece) {
             for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
                 const int row = tile * tile_rows;
                 multiply_tiles<adding, down, 2, Passing::a>(a.data + (first + row) * a.apart + from, tiles_of_rows(a.apart),
-                                                            b + from * panel, panel, piece, sums + row * row_s, row_s);
-                if (from + piece >= depth) after(row, std::min(down * tile_rows, rows - row));
+                                                            b + from * panel, panel, piece, sums + row * row_s, row_s,
+                                                            [&beside] { beside(); });
             });
         };
-        const int pieces = std::max((depth + most_deep - 1) / most_deep, 1);
-        const int piece = round_up((depth + pieces - 1) / pieces, whole);
+        const int piece = piece_of(depth);
         for (int from = 0; from < depth; from += piece)
             if (adds || from > 0)
                 multiply_piece(std::true_type{}, from, std::min(piece, depth - from));
             else
                 multiply_piece(std::false_type{}, from, std::min(piece, depth - from));
+    }
+
+    // The sums to which a last piece of the depth is added are complete: put(block, lds, row, count, column, width) gets each
+    // block of them while it is in the L1 cache. There rows of A stay, while panels of B, `apart` from each other, pass.
+    template <int row_s, bool adds, class Sum, class Put, class Beside>
+    static void complete(RowsOfA a, int rows, const Unit* b, std::ptrdiff_t apart, int columns, int depth, const Sum* sums,
+                         Put put, Beside beside) {
+        constexpr int wide = 2 * panel;
+        alignas(64) Sum block[Row::warp_tile_m * wide];
+        for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
+            const int row = tile * tile_rows, count = std::min(down * tile_rows, rows - row);
+            for (int j = 0; j < columns; j += panel, b += apart) {
+                add_tiles<adds, down, 2, Passing::b>(a.data + row * a.apart, tiles_of_rows(a.apart), b, panel, depth,
+                                                     sums + row * row_s + j, row_s, block + j % wide, wide,
+                                                     [&beside] { beside(); });
+                const int first = j / wide * wide;
+                if (j + panel == first + wide || j + panel >= columns)
+                    put(block, wide, row, count, first, std::min(columns - first, wide));
+            }
+            b -= (columns + panel - 1) / panel * apart;
+        });
     }
 
     static const Unit* at_depth(const Unit* a, int depth) { return a + depth; }
@@ -244,6 +295,12 @@ struct Division {
             else
                 break;
         }
+    }
+
+    // As many items, all of about the same number of columns.
+    void even_columns(std::int64_t columns) {
+        item_columns = round_up(static_cast<int>((columns + across - 1) / across), Row::warp_tile_n);
+        across = (columns + item_columns - 1) / item_columns;
     }
 
     std::int64_t items() const { return down * across; }

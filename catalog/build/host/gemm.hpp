@@ -40,16 +40,17 @@ struct ReadRow {
 // A B for `rows` x `columns` held in registers; the depth is in units. Unit (row, k) of A is a[row * a_row + k * a_depth],
 // so that a transposed A needs no copy; b[k] points to row k of B. finish(row, column, sum) consumes each vector of sums.
 // What they are added to is better read there, at the end: read at the start, it would occupy registers throughout the
-// loop, and the next block's sums would wait for it. Register tiles have up to 24 rows: where g++ does not unroll a loop
-// over them, sums are in memory.
-template <int rows, int columns, int a_depth, class A, class Distance, class B, class Finish>
-inline void multiply_block(const A* a, Distance a_row, B b, int depth, Finish finish) {
+// loop, and the next block's sums would wait for it. beside(b[k]) is called at each k. Register tiles have up to 24 rows: where
+// g++ does not unroll a loop over them, sums are in memory.
+template <int rows, int columns, int a_depth, class A, class Distance, class B, class Finish, class Beside = NothingBeside>
+inline void multiply_block(const A* a, Distance a_row, B b, int depth, Finish finish, Beside beside = {}) {
     constexpr int vectors = columns / lanes;
     typename Units<A>::Sum sum[rows][vectors] = {};
     for (int k = 0; k < depth; ++k) {
         const auto b_k = b[k];
         typename Units<A>::Vector b_row[vectors];
         load_row(b_k, b_row);
+        beside(b_k);
 #pragma GCC unroll 24
         for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16

@@ -141,6 +141,48 @@ using ReadAhead = PieceAhead;
 using ReadAhead = DistantLines;
 #endif
 
+// The memory that is read after the work at hand.
+struct ReadNext {
+    const char* data;
+    std::int64_t bytes;
+};
+
+// The same, of which each step of the work prefetches an equal share.
+class SharesAhead {
+   public:
+    SharesAhead(ReadNext next, std::int64_t steps)
+        : at(next.data), share(static_cast<int>((next.bytes + steps - 1) / steps)) {}
+
+    __attribute__((always_inline)) void operator()() {
+        for (int i = 0; i < share; i += 64) prefetch_later(at + i);
+        at += share;
+    }
+
+   private:
+    const char* at;
+    int share;
+};
+
+// Two such blocks at once: of both factors of a product.
+class BothAhead {
+   public:
+    BothAhead(ReadNext a, ReadNext b, std::int64_t steps) : of_a(a, steps), of_b(b, steps) {}
+
+    __attribute__((always_inline)) void operator()() {
+        of_b();
+        of_a();
+    }
+
+   private:
+    SharesAhead of_a, of_b;
+};
+
+// What a thread does at each step of a product: nothing.
+struct NothingBeside {
+    template <class... At>
+    void operator()(const At&...) const {}
+};
+
 // The most elements of a row that a product reads before it goes on to another piece.
 #if defined(__AVX512F__)
 template <class T>

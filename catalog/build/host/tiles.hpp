@@ -5,6 +5,7 @@
 
 #include "amx.hpp"
 #include "halves.hpp"
+#include "lines.hpp"
 
 namespace catalog::host {
 
@@ -39,11 +40,6 @@ struct ScatteredTiles {
 
 // Tiles of rows that are `stride` units apart.
 constexpr TileOrder tiles_of_rows(std::ptrdiff_t stride) { return {stride, tile_rows * stride, tile_units}; }
-
-// What a thread does while tiles are multiplied: nothing.
-struct NothingBeside {
-    void operator()() const {}
-};
 
 // Units along the depth that are multiplied together.
 template <class Unit>
@@ -104,25 +100,25 @@ inline void load_passing(const void* from, std::size_t stride) {
 // time than with tiles of both from the L2 cache.
 enum class Passing { neither, a, b };
 
-// C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
-// a multiple of whole_units; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. Prefetching the
+// C = A B, or C = D + A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
+// a multiple of whole_units; rows of B are `ldb` units apart, those of C and D `ldc` and `ldd` sums. Needs amx::Tiles. Prefetching the
 // tiles of the next rows would take a quarter longer: as many further loads delay those that products wait for. Calls
 // beside() after the products of each step of the depth: other instructions run while tiles are multiplied.
 template <bool adds, int down, int across, Passing passing = Passing::neither, PartProducts parts = PartProducts::all, class A,
           class Order, class Unit, class Sum, class Beside = NothingBeside>
-inline void multiply_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
-                           std::ptrdiff_t ldc, Beside beside = {}) {
+inline void add_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t ldb, int depth, const Sum* d, std::ptrdiff_t ldd,
+                      Sum* c, std::ptrdiff_t ldc, Beside beside = {}) {
     static_assert(down >= 1 && down <= 2 && across >= 1 && across <= 2, "four tiles of C, two of A, two of B");
     static_assert(sizeof(Unit) == 4 && sizeof(Sum) == 4);
-    const auto each_of_c = [&](auto visit) {
-        visit(std::integral_constant<int, 0>{}, c);
-        if constexpr (across > 1) visit(std::integral_constant<int, 1>{}, c + tile_rows);
-        if constexpr (down > 1) visit(std::integral_constant<int, 2>{}, c + tile_rows * ldc);
-        if constexpr (down > 1 && across > 1) visit(std::integral_constant<int, 3>{}, c + tile_rows * ldc + tile_rows);
+    const auto each_tile = [](auto visit) {
+        visit(std::integral_constant<int, 0>{}, 0, 0);
+        if constexpr (across > 1) visit(std::integral_constant<int, 1>{}, 0, tile_rows);
+        if constexpr (down > 1) visit(std::integral_constant<int, 2>{}, tile_rows, 0);
+        if constexpr (down > 1 && across > 1) visit(std::integral_constant<int, 3>{}, tile_rows, tile_rows);
     };
-    each_of_c([&](auto tile, [[maybe_unused]] const Sum* from) {
+    each_tile([&](auto tile, [[maybe_unused]] int row, [[maybe_unused]] int column) {
         if constexpr (adds)
-            amx::load<tile>(from, ldc * sizeof(Sum));
+            amx::load<tile>(d + row * ldd + column, ldd * sizeof(Sum));
         else
             amx::clear<tile>();
     });
@@ -147,7 +143,15 @@ inline void multiply_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t
         }
         beside();
     }
-    each_of_c([&](auto tile, Sum* to) { amx::store<tile>(to, ldc * sizeof(Sum)); });
+    each_tile([&](auto tile, int row, int column) { amx::store<tile>(c + row * ldc + column, ldc * sizeof(Sum)); });
+}
+
+// C = A B, or C += A B.
+template <bool adds, int down, int across, Passing passing = Passing::neither, PartProducts parts = PartProducts::all, class A,
+          class Order, class Unit, class Sum, class Beside = NothingBeside>
+inline void multiply_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
+                           std::ptrdiff_t ldc, Beside beside = {}) {
+    add_tiles<adds, down, across, passing, parts>(a, of_a, b, ldb, depth, c, ldc, c, ldc, beside);
 }
 
 // The same for 16 rows of A and two tiles of columns of each of two panels of B, which are `ldb` units wide and `b_apart` from

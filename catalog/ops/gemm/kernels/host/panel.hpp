@@ -67,11 +67,18 @@ class PanelProduct {
 #else
     static constexpr bool a_in_place = false;
 #endif
-    // Rows of A that may be tiles as they lie in the tensor, up to a distance: with AMX, products of 768 and 1,024 cubed take a
-    // tenth less time then, those with longer rows up to a fifth more.
+    // Rows of A that may be tiles as they lie in the tensor: short ones, with which products of 768 and 1,024 cubed take a tenth
+    // less time, and those of a product of so few columns that a copy would hardly be read again. With them it takes up to half
+    // as long, but longer ones of 2,048 cubed take a twelfth more.
     static constexpr bool holds_tiles =
         Row::in_tiles && Row::a_along && holds_neighbours<Unit, T> && scales_of<Row> != Scales::block;
-    static constexpr std::int64_t most_in_place = 3 << 10;  // bytes
+    static constexpr std::int64_t short_bytes = 3 << 10, few_columns = 1024;
+
+    static bool can_have_tiles(const catalog_args& args, std::int64_t units) {
+        if (!holds_tiles || args.m % tile_rows != 0 || args.k != units * factors) return false;
+        if (args.a.stride_outer < args.k || args.a.stride_outer % factors != 0) return false;
+        return args.n <= few_columns || args.a.stride_outer * static_cast<std::int64_t>(sizeof(T)) <= short_bytes;
+    }
 
     // Each factor is packed in chunks of about this many units, more only if the depth of one tile has more: together
     // they should fit in a large L3 cache.
@@ -88,9 +95,7 @@ class PanelProduct {
           batch(batch),
           threads(threads),
           units((args.k + factors * Block::whole - 1) / (factors * Block::whole) * Block::whole),
-          has_tiles(holds_tiles && args.m % tile_rows == 0 && args.k == units * factors && args.a.stride_outer % factors == 0 &&
-                    args.a.stride_outer >= args.k &&
-                    args.a.stride_outer * static_cast<std::int64_t>(sizeof(T)) <= most_in_place) {}
+          has_tiles(can_have_tiles(args, units)) {}
 
     // Tiles of C that can be computed at once.
     static std::int64_t tiles(const catalog_args& args) {
@@ -98,7 +103,10 @@ class PanelProduct {
     }
 
     catalog_status run() {
+        // Steps are of about the same depth: a short one at the end would visit all sums for little.
         steps = (units + step - 1) / step;
+        constexpr int grain = std::max<int>(lanes, Block::whole);
+        if (!in_blocks && steps > 1) deep_step = ((units + steps - 1) / steps + grain - 1) / grain * grain;
         if (is_small()) {
             multiply_small(SmallDivision<Row, factors, a_in_place>(args.m, args.n, threads));
             return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
@@ -172,7 +180,8 @@ class PanelProduct {
         const std::int64_t tasks_a = packs_a() && new_rows ? (rows + packed_rows - 1) / packed_rows * steps : 0;
         const std::int64_t tasks_b = packs_b ? (columns + panel - 1) / panel * steps : 0;
 
-        const Division<Row> division(1, rows, columns, threads);
+        Division<Row> division(1, rows, columns, threads);
+        division.even_columns(columns);
         parallel_for(args, threads, tasks_a + tasks_b, [&](std::int64_t task) {
             if (task < tasks_a) {
                 const std::int64_t row = task / steps * packed_rows, k = task % steps;
@@ -202,27 +211,30 @@ class PanelProduct {
     }
 
     std::int64_t depth_of(std::int64_t index) const {
-        return std::min<std::int64_t>(Row::tile_k, args.k - index * Row::tile_k);
+        return std::min(deep_step * factors, args.k - index * deep_step * factors);
     }
+
+    // The same in units, with those that make it whole.
+    int units_of(std::int64_t index) const { return static_cast<int>(std::min(deep_step, units - index * deep_step)); }
 
     // A step of some rows of a tile of A.
     void pack_a(std::int64_t row, std::int64_t count, std::int64_t index, Unit* to) const {
-        const auto from = factor_of<Row::a_along, T>(args.a, batch).from(row, index * Row::tile_k);
+        const auto from = factor_of<Row::a_along, T>(args.a, batch).from(row, index * deep_step * factors);
         Block::pack_a(from, static_cast<int>(count), depth_of(index), to);
     }
 
     // A step of the columns of a panel of B, whose first step is at `to`.
     void pack_b(std::int64_t column, std::int64_t count, std::int64_t index, Unit* to) const {
-        const auto from = factor_of<Row::b_along, T>(args.b, batch).from(column, index * Row::tile_k);
+        const auto from = factor_of<Row::b_along, T>(args.b, batch).from(column, index * deep_step * factors);
         pack_panel<Unit, panel>(from, static_cast<int>(count), depth_of(index),
-                                std::min<std::int64_t>(step, units - index * step), to + index * step * panel);
+                                units_of(index), to + index * deep_step * panel);
     }
 
     // Rows of A in tiles, at a step of the depth.
     auto tiles_of_a([[maybe_unused]] std::int64_t row, std::int64_t index, const Unit* packed_a, int skipped) const {
         using Rows = typename Block::RowsOfA;
         if constexpr (holds_tiles) {
-            const auto a = factor_of<true, T>(args.a, batch).from(row, index * Row::tile_k);
+            const auto a = factor_of<true, T>(args.a, batch).from(row, index * deep_step * factors);
             if (has_tiles) return Rows{reinterpret_cast<const Unit*>(a.data), a.stride / factors};
         }
         return Rows{packed_a + index * a_step + skipped * Block::a_row};
@@ -238,32 +250,67 @@ class PanelProduct {
         if constexpr (a_in_place) return multiply_in_place(scratch.sums, packed_b, row, column, rows, columns);
         for (std::int64_t k = 0; k < steps; ++k) {
             const Unit* const a = packed_a + k * a_step;
-            const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
+            int depth = units_of(k);
+            if constexpr (Row::in_tiles) {
+                if (completes() && k + 1 == steps) depth -= Block::last_piece(depth);
+                if (depth == 0) break;
+            }
             for (int j = 0; j < width; j += panel) {
-                const Unit* const b = packed_b + j * units + k * step * panel;
+                const Unit* const b = packed_b + j * units + k * deep_step * panel;
                 Sum* const sums = scratch.sums + j;
                 if constexpr (in_blocks)
-                    multiply_blocks(a, skipped, rows, b, depth, row, column + j, k * Row::tile_k, sums);
+                    multiply_blocks(a, skipped, rows, b, depth, row, column + j, k * deep_step * factors, sums);
                 else if constexpr (Row::in_tiles)
-                    Block::template multiply<row_s>(
-                        k > 0, tiles_of_a(row, k, packed_a, skipped), 0, rows, b, depth, sums, [&](int i, int count) {
-                            if (finishes_blocks() && k + 1 == steps)
-                                finish<Row>(args, batch, sums + i * row_s, row_s, row + i, column + j, count,
-                                            std::min(columns - j, panel));
-                        });
+                    Block::template multiply<row_s>(k > 0, tiles_of_a(row, k, packed_a, skipped), 0, rows, b, depth, sums,
+                                                    BothAhead(next_rows(packed_a, k, j, width),
+                                                              next_panel(packed_b, k, j, width),
+                                                              Block::steps_of(rows, depth)));
                 else
-                    Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, sums);
+                    Block::template multiply<row_s>(k > 0, a, skipped, rows, b, depth, sums,
+                                                    next_panel(packed_b, k, j, width));
             }
         }
-        if (!finishes_blocks() || steps == 0)
-            finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
+        if constexpr (Row::in_tiles)
+            if (completes()) return complete(scratch.sums, packed_a, skipped, packed_b, row, column, rows, columns);
+        finish<Row>(args, batch, scratch.sums, row_s, row, column, rows, columns);
     }
 
-    // In tiles, a block of C is stored while its sums are in the L1 cache. But memory takes whole rows of a tile faster, if C is
-    // large and there is little to multiply.
-    bool finishes_blocks() const {
-        constexpr std::int64_t deep = 512, large = 4 << 20;  // elements
-        return Row::in_tiles && !in_blocks && (args.k >= deep || args.m * args.n <= large);
+    // In tiles, a block of C is stored while its sums are in the L1 cache, if there is one step. After several, whole rows of a
+    // tile are stored, which takes a twentieth less time then.
+    bool completes() const { return scales_of<Row> != Scales::block && steps == 1; }
+
+    void complete(const Sum* sums, const Unit* packed_a, int skipped, const Unit* packed_b, std::int64_t row,
+                  std::int64_t column, int rows, int columns) const {
+        const std::int64_t last = steps - 1;
+        const int all = units_of(last), depth = Block::last_piece(all), before = all - depth;
+        auto a = tiles_of_a(row, last, packed_a, skipped);
+        a.data += before;
+        const Unit* const b = packed_b + (last * deep_step + before) * panel;
+        const auto put = [&](const Sum* block, int lds, int i, int count, int j, int width) {
+            finish<Row>(args, batch, block, lds, row + i, column + j, count, width);
+        };
+        SharesAhead beside({reinterpret_cast<const char*>(packed_a + steps * a_step),
+                            packs_a() ? a_step * static_cast<std::int64_t>(sizeof(Unit)) : 0},
+                           Block::steps_of(rows, depth) * ((columns + panel - 1) / panel));
+        if (last > 0 || before > 0)
+            Block::template complete<Scratch::row_s, true>(a, rows, b, units * panel, columns, depth, sums, put, beside);
+        else
+            Block::template complete<Scratch::row_s, false>(a, rows, b, units * panel, columns, depth, sums, put, beside);
+    }
+
+    // The panel of B that follows the one at `column` in step `index`: that of the next columns or of the next step, at the end
+    // the first one, with which the next rows begin.
+    ReadNext next_panel(const Unit* packed_b, std::int64_t index, int column, int columns) const {
+        const bool ends_step = column + panel >= columns;
+        const std::int64_t next = ends_step ? (index + 1) % steps : index;
+        const Unit* const to = packed_b + (ends_step ? 0 : column + panel) * units + next * deep_step * panel;
+        return {reinterpret_cast<const char*>(to), units_of(next) * panel * static_cast<std::int64_t>(sizeof(Unit))};
+    }
+
+    // Of the rows of A that follow step `index`, if they are packed, what is prefetched beside the panel at `column`.
+    ReadNext next_rows(const Unit* packed_a, std::int64_t index, int column, int columns) const {
+        const std::int64_t share = packs_a() ? a_step * static_cast<std::int64_t>(sizeof(Unit)) * panel / columns : 0;
+        return {reinterpret_cast<const char*>(packed_a + (index + 1) * a_step) + share * (column / panel), share};
     }
 
     // The same without a copy of A. Panels of C that consist of sums alone are stored with the last step.
@@ -276,7 +323,7 @@ class PanelProduct {
         const auto a = factor_of<true, T>(args.a, batch).from(row, 0);
         Sum* const c = data_of<Sum>(args.c, batch) + row * args.c.stride_outer + column;
         for (std::int64_t k = 0; k < steps; ++k) {
-            const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
+            const int depth = units_of(k);
             for (int j = 0; j < columns; j += panel) {
                 const bool to_c = k + 1 == steps && j < stored;
                 const std::ptrdiff_t to_s = to_c ? args.c.stride_outer : row_s;
@@ -285,7 +332,8 @@ class PanelProduct {
                 const auto put = [=](int i, int at, auto sum) {
                     store(to + i * to_s + at, added ? load(added + i * row_s + at) + sum : sum);
                 };
-                Block::multiply({a.data + k * step, a.stride}, rows, packed_b + j * units + k * step * panel, depth, put);
+                Block::multiply({a.data + k * deep_step, a.stride}, rows, packed_b + j * units + k * deep_step * panel, depth, put,
+                                next_panel(packed_b, k, j, columns));
             }
         }
         if (stored < columns)
@@ -314,7 +362,8 @@ class PanelProduct {
     const int threads;
     const std::int64_t units;  // along the whole depth, with those that make it whole
     const bool has_tiles;      // as A lies in the tensor
-    std::int64_t steps, rows_of_chunk, columns_of_chunk;
+    std::int64_t steps, deep_step = step;  // units of all but the last step
+    std::int64_t rows_of_chunk, columns_of_chunk;
     Unit *packed_a, *packed_b;
     std::atomic<bool> out_of_memory = false;
 };

@@ -156,8 +156,8 @@ inline void multiply_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t
 
 // The same for 16 rows of A and two tiles of columns of each of two panels of B, which are `ldb` units wide and `b_apart` from
 // each other. A tile of A is loaded once for four products: for rows that are slow to load, as lines that lie in two cache
-// lines each. B is read past the L1 cache.
-template <class A, class Order, class Unit, class Sum, class Beside>
+// lines each. `passes`: B is read past the L1 cache.
+template <bool passes, class A, class Order, class Unit, class Sum, class Beside>
 inline void multiply_row_of_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t ldb, std::ptrdiff_t b_apart, int depth,
                                   Sum* c, std::ptrdiff_t ldc, Beside beside) {
     static_assert(!std::is_same_v<Unit, SplitHalf> && sizeof(Unit) == 4 && sizeof(Sum) == 4);
@@ -165,13 +165,13 @@ inline void multiply_row_of_tiles(const A* a, Order of_a, const Unit* b, std::pt
     for (int k = 0; k < depth; k += tile_units, b += tile_units * ldb) {
         const std::size_t stride = ldb * sizeof(Unit);
         of_a.template load<4>(a, 0, k);
-        load_passing<5>(b, stride);
+        amx::load<5, passes>(b, stride);
         multiply_add_tiles<Unit, 0, 4, 5>();
-        load_passing<6>(b + tile_units, stride);
+        amx::load<6, passes>(b + tile_units, stride);
         multiply_add_tiles<Unit, 1, 4, 6>();
-        load_passing<7>(b + b_apart, stride);
+        amx::load<7, passes>(b + b_apart, stride);
         multiply_add_tiles<Unit, 2, 4, 7>();
-        load_passing<5>(b + b_apart + tile_units, stride);
+        amx::load<5, passes>(b + b_apart + tile_units, stride);
         multiply_add_tiles<Unit, 3, 4, 5>();
         beside();
     }

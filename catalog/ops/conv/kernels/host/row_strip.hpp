@@ -17,6 +17,8 @@ class RowStrip {
     using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
     static constexpr int block = 2 * tile_rows, panel = 2 * tile_units, most_rows = 4 * block;
     static constexpr int most_elements = block * Row::tile_n;
+    // Units of B that stay in the L1 cache: the panels of a step, and all of them, if rows of A are long.
+    static constexpr int most_kept = 8 << 10, most_kept_beside_a = 4 << 10;
     static_assert(Row::warp_tile_m == block && Row::warp_tile_n == panel, "two tiles by two");
 
    public:
@@ -31,10 +33,13 @@ class RowStrip {
     void multiply(const A* a, Order of_a, int rows, const Unit* b, std::int64_t b_apart, int depth, int of_columns,
                   Rows<Result> to = {}) {
         columns = of_columns;
+        const bool keeps_all = depth * round_up(columns, panel) <= most_kept_beside_a;
         for (int row = 0; row < rows; row += block, a += of_a.rows_apart(block))
             for (int j = 0; j < columns; j += panel) {
                 const Unit* const of_panel = b + j / panel * b_apart;
-                if (rows - row > tile_rows)
+                if (rows - row > tile_rows && keeps_all)
+                    multiply_tiles<false, 2, 2>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
+                else if (rows - row > tile_rows)
                     multiply_tiles<false, 2, 2, Passing::b>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
                 else
                     multiply_tiles<false, 1, 2, Passing::b>(a, of_a, of_panel, panel, depth, sums, panel, narrowing(depth));
@@ -52,8 +57,10 @@ class RowStrip {
             for (int j = 0; j < columns;) {
                 const Unit* const of_panel = b + j / panel * b_apart;
                 const int width = j + panel < columns ? 2 * panel : panel;
-                if (width > panel)
-                    multiply_row_of_tiles(a, of_a, of_panel, panel, b_apart, depth, sums, width, narrowing(depth));
+                if (width > panel && depth * width <= most_kept)
+                    multiply_row_of_tiles<false>(a, of_a, of_panel, panel, b_apart, depth, sums, width, narrowing(depth));
+                else if (width > panel)
+                    multiply_row_of_tiles<true>(a, of_a, of_panel, panel, b_apart, depth, sums, width, narrowing(depth));
                 else
                     multiply_tiles<false, 1, 2, Passing::b>(a, of_a, of_panel, panel, depth, sums, width, narrowing(depth));
                 turn(row, std::min(rows - row, tile_rows), j, width);

@@ -103,13 +103,13 @@ class PanelStream {
         }
     }
 
-    // The same with spread rows of A. False: some sum is no number. Tiles are read in long pieces of 16 rows, which Xeons prefetch
-    // a tenth faster if nothing else is asked for.
+    // The same with spread rows of A. False: some sum is no number.
     bool multiply_in_place(Scratch& scratch, Factor<false, T> b, int columns) const {
         const int panels = (columns + panel - 1) / panel;
         std::fill_n(scratch.of_spread, panels * of_spread_tile, 0.0f);
         for (std::int64_t k = 0; k < args.k; k += deep) {
             const std::int64_t left = args.k - k;
+            Lines next(b.from(0, k + std::min(left, deep)), columns, std::min(left - deep, deep));
             for_blocks<most_spread_panels, 2, 1>(0, panels, [&](auto across, int first) {
                 const int width = std::min(across * panel, columns - first * panel);
                 const auto lines_of_step = [&](int step) -> SpreadLines {
@@ -119,7 +119,8 @@ class PanelStream {
                     return {reinterpret_cast<const std::byte*>(from.data), from.stride * std::ptrdiff_t{sizeof(T)}};
                 };
                 multiply_spread<true, across>(spread_a + k / spread_depth * of_spread_tile, spread_steps(std::min(left, deep)),
-                                              lines_of_step, scratch.of_spread + first * of_spread_tile, NothingBeside{});
+                                              lines_of_step, scratch.of_spread + first * of_spread_tile,
+                                              [&] { next.ask(spread_depth); });
             });
         }
         const SpreadSums sums{scratch.of_spread, static_cast<int>(args.m), panels * panel};

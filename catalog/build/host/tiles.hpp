@@ -101,9 +101,9 @@ inline void load_passing(const void* from, std::size_t stride) {
 enum class Passing { neither, a, b };
 
 // C = A B, or C = D + A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
-// a multiple of whole_units; rows of B are `ldb` units apart, those of C and D `ldc` and `ldd` sums. Needs amx::Tiles. Prefetching the
-// tiles of the next rows would take a quarter longer: as many further loads delay those that products wait for. Calls
-// beside() after the products of each step of the depth: other instructions run while tiles are multiplied.
+// a multiple of whole_units; rows of B are `ldb` units apart, those of C and D `ldc` and `ldd` sums. Needs amx::Tiles.
+// Prefetching the tiles of the next rows would take a quarter longer: as many further loads delay those that products wait
+// for. Calls beside() after the products of each step of the depth: other instructions run while tiles are multiplied.
 template <bool adds, int down, int across, Passing passing = Passing::neither, PartProducts parts = PartProducts::all, class A,
           class Order, class Unit, class Sum, class Beside = NothingBeside>
 inline void add_tiles(const A* a, Order of_a, const Unit* b, std::ptrdiff_t ldb, int depth, const Sum* d, std::ptrdiff_t ldd,

@@ -68,8 +68,8 @@ class PanelProduct {
     static constexpr bool a_in_place = false;
 #endif
     // Rows of A that may be tiles as they lie in the tensor: short ones, with which products of 768 and 1,024 cubed take a tenth
-    // less time, and those of a product of so few columns that a copy would hardly be read again. With them it takes up to half
-    // as long, but longer ones of 2,048 cubed take a twelfth more.
+    // less time, and those of a product of so few columns that a copy would hardly be read again, which takes down to half of
+    // the time. With other rows, 2,048 cubed takes a twelfth more.
     static constexpr bool holds_tiles =
         Row::in_tiles && Row::a_along && holds_neighbours<Unit, T> && scales_of<Row> != Scales::block;
     static constexpr std::int64_t short_bytes = 3 << 10, few_columns = 1024;
@@ -279,20 +279,18 @@ class PanelProduct {
     // tile are stored, which takes a twentieth less time then.
     bool completes() const { return scales_of<Row> != Scales::block && steps == 1; }
 
+    // The last piece of that step; pieces before it are in the sums.
     void complete(const Sum* sums, const Unit* packed_a, int skipped, const Unit* packed_b, std::int64_t row,
                   std::int64_t column, int rows, int columns) const {
-        const std::int64_t last = steps - 1;
-        const int all = units_of(last), depth = Block::last_piece(all), before = all - depth;
-        auto a = tiles_of_a(row, last, packed_a, skipped);
+        const int depth = Block::last_piece(units_of(0)), before = units_of(0) - depth;
+        auto a = tiles_of_a(row, 0, packed_a, skipped);
         a.data += before;
-        const Unit* const b = packed_b + (last * deep_step + before) * panel;
+        const Unit* const b = packed_b + before * panel;
         const auto put = [&](const Sum* block, int lds, int i, int count, int j, int width) {
             finish<Row>(args, batch, block, lds, row + i, column + j, count, width);
         };
-        SharesAhead beside({reinterpret_cast<const char*>(packed_a + steps * a_step),
-                            packs_a() ? a_step * static_cast<std::int64_t>(sizeof(Unit)) : 0},
-                           Block::steps_of(rows, depth) * ((columns + panel - 1) / panel));
-        if (last > 0 || before > 0)
+        const SharesAhead beside(next_rows(packed_a, 0, 0, panel), Block::steps_of(rows, depth) * ((columns + panel - 1) / panel));
+        if (before > 0)
             Block::template complete<Scratch::row_s, true>(a, rows, b, units * panel, columns, depth, sums, put, beside);
         else
             Block::template complete<Scratch::row_s, false>(a, rows, b, units * panel, columns, depth, sums, put, beside);

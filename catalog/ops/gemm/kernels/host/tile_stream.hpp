@@ -20,9 +20,9 @@ class TileStream {
     static constexpr int most_across = 2;           // tiles beside each other that rows of A fill
     static constexpr int chunk = 256;               // units of a column that stay in L1 until all rows are multiplied
     static constexpr std::int64_t at_once = 128;    // rows of A, whose sums stay in L1
-    // It takes less time to pack B if there are more rows, A is so large that it would be read from the L3 cache for each panel,
-    // or the depth is short and there are more than few rows.
-    static constexpr std::int64_t most_rows = 384, most_packed = 1 << 19, short_depth = 512, few_rows = 32;
+    // It takes less time to pack B if there are more rows, or A is so large that it would be read from the L3 cache for each panel,
+    // or if the depth is short, there are more than few rows, and B is small: a large one is better read from memory once.
+    static constexpr std::int64_t most_rows = 384, most_packed = 1 << 19, short_depth = 512, few_rows = 32, small = 1 << 20;
 
     struct Scratch {
         static constexpr int row_s = columns + 16, width = most_across * tile_rows;
@@ -35,7 +35,7 @@ class TileStream {
     static constexpr bool exists = holds_neighbours<Unit, T> && scales_of<Row> != Scales::block;
 
     static bool takes(const catalog_args& args) {
-        if (args.m > few_rows && args.k <= short_depth) return false;
+        if (args.k <= short_depth && (args.m > at_once || (args.m > few_rows && args.n * args.k < small))) return false;
         if (args.m > at_once && (args.m > most_rows || args.m * args.k > most_packed)) return false;
         return args.n >= columns && args.b.stride_outer % factors == 0;
     }

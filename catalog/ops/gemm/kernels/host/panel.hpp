@@ -289,7 +289,8 @@ class PanelProduct {
         const auto put = [&](const Sum* block, int lds, int i, int count, int j, int width) {
             finish<Row>(args, batch, block, lds, row + i, column + j, count, width);
         };
-        const SharesAhead beside(next_rows(packed_a, 0, 0, panel), Block::steps_of(rows, depth) * ((columns + panel - 1) / panel));
+        const int panels = (columns + panel - 1) / panel;
+        const SharesAhead beside(next_rows(packed_a, 0, 0, panel), Block::steps_of(rows, depth) * panels);
         if (before > 0)
             Block::template complete<Scratch::row_s, true>(a, rows, b, units * panel, columns, depth, sums, put, beside);
         else
@@ -330,8 +331,8 @@ class PanelProduct {
                 const auto put = [=](int i, int at, auto sum) {
                     store(to + i * to_s + at, added ? load(added + i * row_s + at) + sum : sum);
                 };
-                Block::multiply({a.data + k * deep_step, a.stride}, rows, packed_b + j * units + k * deep_step * panel, depth, put,
-                                next_panel(packed_b, k, j, columns));
+                const Unit* const b = packed_b + j * units + k * deep_step * panel;
+                Block::multiply({a.data + k * deep_step, a.stride}, rows, b, depth, put, next_panel(packed_b, k, j, columns));
             }
         }
         if (stored < columns)

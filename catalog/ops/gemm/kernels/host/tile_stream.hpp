@@ -20,8 +20,8 @@ class TileStream {
     static constexpr int most_across = 2;           // tiles beside each other that rows of A fill
     static constexpr int chunk = 256;               // units of a column that stay in L1 until all rows are multiplied
     static constexpr std::int64_t at_once = 128;    // rows of A, whose sums stay in L1
-    // It takes less time to pack B if there are more rows, or A is so large that it would be read from the L3 cache for each panel,
-    // or if the depth is short, there are more than few rows, and B is small: a large one is better read from memory once.
+    // It takes less time to pack B if there are more rows, or A is so large that it would be read from the L3 cache for each
+    // panel, or if the depth is short, there are more than few rows, and B is small: a large one is better read from memory once.
     static constexpr std::int64_t most_rows = 384, most_packed = 1 << 19, short_depth = 512, few_rows = 32, small = 1 << 20;
 
     struct Scratch {

@@ -186,8 +186,8 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
             kernel = rows(other, wanted, "x86_64_v4")[0]
             # B is read once: as tiles, or a few rows at a time.
             few = [(300, 650, 70)] if layout[1] == "c" else [(5, 1333, 1100), (40, 1333, 1100)]
-            in_place = (96, 330, 160)  # whole tiles of A
-            special = [GemmProblem(m=m, n=n, k=k, dtype=dtype, layout=layout) for m, n, k in (*few, in_place)]
+            others = ((96, 330, 160), (130, 95, 1050))  # whole tiles of A, several steps of K
+            special = [GemmProblem(m=m, n=n, k=k, dtype=dtype, layout=layout) for m, n, k in (*few, *others)]
             check(other, kernel, 20, *special if family == "universal" else ())
         amx.pretend("host_amx", tmp_path, monkeypatch, halves=True)
         for layout in ("rcr", "rrr"):

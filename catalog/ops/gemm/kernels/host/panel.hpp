@@ -226,8 +226,8 @@ class PanelProduct {
     // A step of the columns of a panel of B, whose first step is at `to`.
     void pack_b(std::int64_t column, std::int64_t count, std::int64_t index, Unit* to) const {
         const auto from = factor_of<Row::b_along, T>(args.b, batch).from(column, index * deep_step * factors);
-        pack_panel<Unit, panel>(from, static_cast<int>(count), depth_of(index),
-                                units_of(index), to + index * deep_step * panel);
+        pack_panel<Unit, panel>(from, static_cast<int>(count), depth_of(index), units_of(index),
+                                to + index * deep_step * panel);
     }
 
     // Rows of A in tiles, at a step of the depth.
@@ -252,7 +252,7 @@ class PanelProduct {
             const Unit* const a = packed_a + k * a_step;
             int depth = units_of(k);
             if constexpr (Row::in_tiles) {
-                if (completes() && k + 1 == steps) depth -= Block::last_piece(depth);
+                if (completes()) depth -= Block::last_piece(depth);
                 if (depth == 0) break;
             }
             for (int j = 0; j < width; j += panel) {
@@ -277,7 +277,7 @@ class PanelProduct {
 
     // In tiles, a block of C is stored while its sums are in the L1 cache, if there is one step. After several, whole rows of a
     // tile are stored, which takes a twentieth less time then.
-    bool completes() const { return scales_of<Row> != Scales::block && steps == 1; }
+    bool completes() const { return !in_blocks && steps == 1; }
 
     // The last piece of that step; pieces before it are in the sums.
     void complete(const Sum* sums, const Unit* packed_a, int skipped, const Unit* packed_b, std::int64_t row,

@@ -36,6 +36,11 @@ _SPLIT = 3.0
 _SPLIT_OF_PARTS = 1.9
 """The same where the blocks of a cluster read different parts of K, which takes longer anyway."""
 
+_AGAIN, _AGAIN_FROM, _AGAIN_MOST = 0.4, 8e6, 2500.0
+"""How much longer low tiles of up to 64 rows take where two of them read the same columns of B: a part of the time to
+read what B has beyond a number of bytes, up to a number of cycles. Fitted to 24 kernels on 88 products on an H200, each
+alone and as one of many."""
+
 
 @dataclass(frozen=True)
 class ClusterWork:
@@ -51,6 +56,7 @@ class ClusterWork:
         shared: elements of C for each warpgroup whose sums the blocks of a cluster add.
         scattered: elements of C for each warpgroup that are written one by one.
         scattered_sums: of these, those that the blocks of a cluster add, each for its part of the tile.
+        again: cycles in which low tiles, one below the other, read B again.
         parts: number of parts of K.
         below: number of blocks of a cluster that share the loads of B.
     """
@@ -63,6 +69,7 @@ class ClusterWork:
     shared: float
     scattered: float
     scattered_sums: float
+    again: float
     parts: int
     below: int
 
@@ -79,6 +86,7 @@ class ClusterWork:
             + 0.85 * self.shared
             + 2.2 * self.scattered
             + 0.85 * self.scattered_sums
+            + self.again
             + (self.below > 1) * 2500.0
         )
 
@@ -133,6 +141,7 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
         shared=area if parts > 1 else 0.0,
         scattered=scattered / parts,
         scattered_sums=scattered if parts > 1 else 0.0,
+        again=_again(problem.n * depth * max(1, problem.products) * of_bytes) if low and tile_m < rows <= 64 else 0.0,
         parts=parts,
         below=below,
     )
@@ -159,6 +168,10 @@ def resident(parts: int, units: int) -> int:
     A cluster runs within a part of the GPU, whose multiprocessors larger ones rarely fill.
     """
     return max(1, units * 10 // 11 if parts > 2 else units)
+
+
+def _again(of_b: int) -> float:
+    return min(_AGAIN_MOST, _AGAIN * max(0.0, of_b - _AGAIN_FROM) / _BYTES_A_CYCLE)
 
 
 def _rows(problem: GemmProblem) -> int:

@@ -6,16 +6,16 @@
 
 #include "abi/check.hpp"
 #include "cuda/block.hpp"
+#include "cuda/divisor.hpp"
 #include "cuda/gemm_shape.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace catalog::cuda {
 
-// How TMA reads an operand.
+// How TMA reads an operand, with its map.
 struct Operand {
-    CUtensorMap map;
-    bool batched;  // otherwise all products of a batch share the matrix
-    int panels;    // of a stage: those that exist
+    std::uint8_t panels;  // of a stage: those that exist
+    bool batched;         // otherwise all products of a batch share the matrix
 };
 
 struct OutTensor {
@@ -23,30 +23,34 @@ struct OutTensor {
     std::int64_t batch, row;  // strides in elements
 };
 
-// What all threads read first stands first: parameters come from memory, a line at a time.
+// What is read before the first load stands first: parameters come from memory, a line at a time.
 struct GemmCall {
-    // Tiles, those of a cluster below each other counted as one: `tiles_m` x `tiles_n` of each product, `band` rows of
-    // them at a time.
-    int tiles_m, tiles_n, band, tiles;
-    int splits;  // parts of the depth, by the blocks of a cluster; 1: none
-    int blocks;  // of a cluster
-    int stage_bytes;
-    bool shifts;  // the last tiles end with C, in the tiles before them, whose elements they write again
-    int grid;
+    // Tiles, those of a cluster below each other counted as one: `tiles_m` x `tiles_n` of each product, in bands of
+    // `height` rows, of which the last may have `last_height`. Numbers of tiles are divided by those of a product, of a
+    // band and of its columns.
+    Divisor of_product{1}, of_band{1}, height{1}, last_height{1};
+    int tiles, tiles_m, tiles_n;
+    int clusters;  // that run side by side, of 2^log_blocks blocks
     int m, n, k;
-    int groups;
+    int stage_bytes;
+    std::uint8_t log_parts;  // 2^log_parts parts of the depth, by the blocks of a cluster
+    std::uint8_t log_blocks;
+    Operand p, q;
+    bool shifts;   // the last tiles end with C, in the tiles before them, whose elements they write again
     bool plain;    // C = alpha A B: no other element is read
     bool mapped;   // and TMA stores it
     bool vectors;  // rows of C, D and the bias are aligned to 16 bytes
     float alpha, beta;
     std::int32_t activation;
+    int groups;
     const std::int32_t* starts;  // of groups, in the device's memory
     const void* bias;
     OutTensor c, d[2];
     OutTensor scale_a, scale_b;
     std::int64_t p_row, q_row, c_row;  // bytes between rows, for ragged maps
-    Operand p, q;
-    CUtensorMap c_map;
+    CUtensorMap p_map, q_map, c_map;
+
+    __host__ __device__ int parts() const { return 1 << log_parts; }
 };
 
 inline constexpr std::int64_t most_extent = 1ll << 30;
@@ -64,51 +68,52 @@ inline bool readable(const catalog_tensor& tensor, std::int64_t batch, std::int6
 
 // A matrix of `rows` x `columns`, in boxes of `box` rows of 128 bytes. False: TMA cannot address it.
 template <class T>
-inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows,
-                             std::int64_t columns, int box) {
+inline bool describe_operand(Operand& operand, CUtensorMap& map, const catalog_tensor& tensor, std::int64_t batch,
+                             std::int64_t rows, std::int64_t columns, int box) {
     const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, in_vector<T>) * in_vector<T>;
     operand.batched = batch > 1 && tensor.stride_batch > 0;
     const std::uint64_t extents[3] = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows),
                                       operand.batched ? static_cast<std::uint64_t>(batch) : 1};
     const std::uint64_t strides[2] = {row * sizeof(T), operand.batched ? tensor.stride_batch * sizeof(T) : 16};
     const std::uint32_t count = box;
-    return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {in_panel_row<T>, count, 1});
+    return make_tensor_map<T>(map, tensor.data, extents, strides, {in_panel_row<T>, count, 1});
 }
 
 // Groups are parts of the rows: the depth.
 template <class T>
-inline bool describe_groups(Operand& operand, const catalog_tensor& tensor, std::int64_t rows, std::int64_t columns,
-                            int box, std::int64_t& row_bytes) {
+inline bool describe_groups(Operand& operand, CUtensorMap& map, const catalog_tensor& tensor, std::int64_t rows,
+                            std::int64_t columns, int box, std::int64_t& row_bytes) {
     const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, in_vector<T>) * in_vector<T>;
     operand.batched = false;
     row_bytes = row * static_cast<std::int64_t>(sizeof(T));
-    return make_ragged_map<T>(operand.map, tensor.data, row_bytes, columns, in_panel_row<T>, box);
+    return make_ragged_map<T>(map, tensor.data, row_bytes, columns, in_panel_row<T>, box);
 }
 
 // A map of which nothing is read, though it is fetched; `data` is any address in the device's memory.
 template <class T>
-inline bool describe_nothing(Operand& operand, void* data) {
+inline bool describe_nothing(Operand& operand, CUtensorMap& map, void* data) {
     catalog_tensor one{};
     one.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(data) & ~std::uintptr_t{15});
-    return describe_operand<T>(operand, one, 1, 1, 1, 8);
+    return describe_operand<T>(operand, map, one, 1, 1, 1, 8);
 }
 
 // P or Q, `extent` long, of which a stage has `bytes` in panels; boxes are the rows of panels that a block loads. What
 // would lie outside of a matrix is not loaded: TMA fills rows that do not exist more slowly than it reads others, and
 // whatever is in their place only reaches elements that are not stored.
 template <class T, Major major, int bytes, int panel_bytes, int load_bytes>
-inline bool describe_operand(GemmCall& call, Operand& operand, const catalog_tensor& tensor, std::int64_t batch,
-                             std::int64_t extent, std::int64_t k) {
+inline bool describe_operand(GemmCall& call, Operand& operand, CUtensorMap& map, const catalog_tensor& tensor,
+                             std::int64_t batch, std::int64_t extent, std::int64_t k) {
     constexpr int panels = bytes / panel_bytes, box = load_bytes / panel_row_bytes, sharers = panel_bytes / load_bytes;
     operand.panels = panels;
     if constexpr (major == Major::k) {
         const int rows = sharers > 1 ? box : static_cast<int>(std::min<std::int64_t>(box, extent));
         call.stage_bytes += panels * sharers * rows * panel_row_bytes;
-        return describe_operand<T>(operand, tensor, batch, extent, k, rows);
+        return describe_operand<T>(operand, map, tensor, batch, extent, k, rows);
     } else {
-        if (sharers == 1) operand.panels = static_cast<int>(std::min<std::int64_t>(panels, parts(extent, in_panel_row<T>)));
+        if (sharers == 1)
+            operand.panels = static_cast<std::uint8_t>(std::min<std::int64_t>(panels, parts(extent, in_panel_row<T>)));
         call.stage_bytes += operand.panels * panel_bytes;
-        return describe_operand<T>(operand, tensor, batch, k, extent, box);
+        return describe_operand<T>(operand, map, tensor, batch, k, extent, box);
     }
 }
 
@@ -125,6 +130,13 @@ inline int splits_of(const catalog_args& args) {
     return splits;
 }
 
+// Of a power of two.
+inline std::uint8_t exponent(int power) {
+    std::uint8_t exponent = 0;
+    while (1 << exponent < power) ++exponent;
+    return exponent;
+}
+
 // Which tiles are worked on side by side: about as many rows as columns of C, so that the L2 cache is read for most.
 template <class Row>
 inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call) {
@@ -139,14 +151,19 @@ inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call)
     call.tiles_m = static_cast<int>(tiles_m);
     call.tiles_n = static_cast<int>(tiles_n);
     call.tiles = static_cast<int>(tiles);
-    call.splits = splits_of<Row>(args);
+    const int splits = splits_of<Row>(args);
     std::int64_t band = 1;
     const std::int64_t area = static_cast<std::int64_t>(processors) * Row::tile_m * Row::tile_n;
     while ((band + 1) * (band + 1) * tall * tall <= area) ++band;
-    call.band = static_cast<int>(std::min(band, tiles_m));
-    call.blocks = std::max(call.splits, Row::cluster_m);
-    const int clusters = call.splits > 1 ? call.tiles : std::min(call.tiles, processors / call.blocks);
-    call.grid = clusters * call.blocks;
+    band = std::min(band, tiles_m);
+    call.of_product = Divisor(tiles_m * tiles_n);
+    call.of_band = Divisor(band * tiles_n);
+    call.height = Divisor(band);
+    call.last_height = Divisor(tiles_m % band ? tiles_m % band : band);
+    const int blocks = std::max(splits, Row::cluster_m);
+    call.clusters = splits > 1 ? call.tiles : std::min(call.tiles, processors / blocks);
+    call.log_parts = exponent(splits);
+    call.log_blocks = exponent(blocks);
     return true;
 }
 
@@ -190,20 +207,21 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     call.stage_bytes = 0;
     if (args.k > 0) {
         if constexpr (Row::along_depth) {
-            if (!describe_groups<T>(call.p, p, args.k, extent_p, Row::tile_k, call.p_row) ||
-                !describe_groups<T>(call.q, q, args.k, extent_q, Row::tile_k, call.q_row))
+            if (!describe_groups<T>(call.p, call.p_map, p, args.k, extent_p, Row::tile_k, call.p_row) ||
+                !describe_groups<T>(call.q, call.q_map, q, args.k, extent_q, Row::tile_k, call.q_row))
                 return false;
             call.stage_bytes = Shape::stage_bytes;
         } else {
             const std::int64_t products_p = Shape::swapped ? products_b : products_a;
             const std::int64_t products_q = Shape::swapped ? products_a : products_b;
             if (!describe_operand<T, Shape::major_p, Shape::p_bytes, Shape::panel_p, Shape::panel_p>(
-                    call, call.p, p, products_p, extent_p, args.k) ||
+                    call, call.p, call.p_map, p, products_p, extent_p, args.k) ||
                 !describe_operand<T, Shape::major_q, Shape::q_bytes, Shape::panel_q, Shape::load_q>(
-                    call, call.q, q, products_q, extent_q, args.k))
+                    call, call.q, call.q_map, q, products_q, extent_q, args.k))
                 return false;
         }
-    } else if (!describe_nothing<T>(call.p, args.c.data) || !describe_nothing<T>(call.q, args.c.data)) {
+    } else if (!describe_nothing<T>(call.p, call.p_map, args.c.data) ||
+               !describe_nothing<T>(call.q, call.q_map, args.c.data)) {
         return false;
     }
     const auto out = [&](const catalog_tensor& tensor) {

@@ -25,8 +25,9 @@ class GemmConsumer : GemmProduct<Row> {
     __device__ __forceinline__ void run() {
         Sums sums;
         GemmEpilogue<Row> epilogue(call, shared, group);
-        const bool by_pieces = stores_pieces && call.mapped && call.splits == 1;
+        const bool by_pieces = stores_pieces && call.mapped && call.log_parts == 0;
         bool rehearsal = rehearses && by_pieces;
+        epilogue.fetch();
         GemmTiles<Row> tiles(call);
         while (tiles.exists()) {
             GemmTile tile = tiles.tile();

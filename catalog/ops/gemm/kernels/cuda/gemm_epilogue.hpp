@@ -157,6 +157,9 @@ class GemmEpilogue {
           thread(static_cast<int>(threadIdx.x) % 128),
           pieces(shared, group) {}
 
+    // Asks for the parameters of store(), long before they are needed.
+    __device__ __forceinline__ void fetch() const { asm volatile("" ::"l"(call.c.data), "l"(call.c.row)); }
+
     // TMA may still read shared memory afterwards.
     __device__ __forceinline__ void store_pieces(const GemmTile& tile, const Sums& sums) {
         const auto values = [&](const Sum* x, int block, int q) {
@@ -178,7 +181,7 @@ class GemmEpilogue {
 
     // Where the blocks of a cluster share the tile, each finishes a part of its rows.
     __device__ __forceinline__ void store(const GemmTile& tile, const Sums& sums) {
-        const bool split = Shape::can_split && call.splits > 1;
+        const bool split = Shape::can_split && call.log_parts > 0;
         const int rank = split ? static_cast<int>(cluster_rank()) : 0;
         std::uint32_t out = shared + (split ? group * Shape::pieces : 0) * Shape::piece_bytes;
         if (split) {
@@ -196,7 +199,7 @@ class GemmEpilogue {
                 write_piece(out, sums, piece);
                 sync();
             }
-            finish_piece(tile, piece, out + (split ? piece * Shape::piece_bytes : 0), rank, call.splits);
+            finish_piece(tile, piece, out + (split ? piece * Shape::piece_bytes : 0), rank);
         }
     }
 
@@ -299,27 +302,26 @@ class GemmEpilogue {
         });
     }
 
-    // Part `part` of a piece, one of `splits` of equal size.
-    __device__ __forceinline__ void finish_piece(const GemmTile& tile, int piece, std::uint32_t address, int part,
-                                                 int splits) const {
+    // Part `part` of a piece, one of parts of equal size.
+    __device__ __forceinline__ void finish_piece(const GemmTile& tile, int piece, std::uint32_t address, int part) const {
         const int p = (group * Shape::blocks_p + piece / Shape::pieces_q) * 64;
         const int q = Shape::piece_q(piece), done = piece % Shape::pieces_q * 64 - q;  // along q, in the piece before
         if (call.vectors && call.plain)
-            finish_part<8, true>(tile, p, q, done, address, part, splits);
+            finish_part<8, true>(tile, p, q, done, address, part);
         else if (call.vectors)
-            finish_part<8, false>(tile, p, q, done, address, part, splits);
+            finish_part<8, false>(tile, p, q, done, address, part);
         else
-            finish_part<1, false>(tile, p, q, done, address, part, splits);
+            finish_part<1, false>(tile, p, q, done, address, part);
     }
 
     template <int width, bool plain>
     __device__ __forceinline__ void finish_part(const GemmTile& tile, int p, int q, int done, std::uint32_t address,
-                                                int part, int splits) const {
+                                                int part) const {
         constexpr int in_row = 64 / width, apart = 128 / in_row;  // rows of a thread
         constexpr int at_once = width == 1 ? 4 : 1;               // so that threads wait less for single elements
         const int first_row = tile.m + (Shape::swapped ? q : p), first_column = tile.n + (Shape::swapped ? p : q);
         const int done_rows = Shape::swapped ? done : 0, done_columns = Shape::swapped ? 0 : done;
-        const int count = Shape::piece_rows / splits, column = thread % in_row * width;
+        const int count = Shape::piece_rows >> call.log_parts, column = thread % in_row * width;
         const int end = min((part + 1) * count, tile.end_m - first_row);
         if (column < done_columns || first_column + column >= call.n) return;
         for (int first = part * count + thread / in_row; first < end; first += at_once * apart) {
@@ -329,10 +331,10 @@ class GemmEpilogue {
                 for (int i = 0; i < at_once; ++i)
                     if (first + i * apart < end) add(x[i], address + place(first + i * apart, column));
             };
-            if (splits == 1)
+            if (call.log_parts == 0)
                 each([](auto& sums, std::uint32_t there) { read(sums, there); });
             else
-                for (int rank = 0; rank < splits; ++rank)
+                for (int rank = 0; rank < call.parts(); ++rank)
                     each([&](auto& sums, std::uint32_t there) { add_remote(sums, shared_address_of(there, rank)); });
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {

@@ -13,14 +13,16 @@ struct GemmTile {
     int first_k, end_k;
 };
 
-// The place of a tile among `across` columns of tiles: bands of `band` rows, each column by column.
+// The place of a tile among `across` columns of tiles: bands of `band` rows, each column by column. `bands(index)` and
+// `columns(index, height)` divide by the tiles of a band, and by those of one of its columns.
 struct TilePlace {
     int row, column;
 
-    __device__ __forceinline__ TilePlace(int index, int down, int across, int band) {
-        const int of_band = band * across, first = index / of_band * band, height = min(band, down - first);
+    template <class Bands, class Columns>
+    __device__ __forceinline__ TilePlace(int index, int down, int across, int band, Bands&& bands, Columns&& columns) {
+        const int first = bands(index) * band, height = min(band, down - first);
         const int in_band = index - first * across;
-        column = in_band / height;
+        column = columns(in_band, height);
         row = first + in_band - column * height;
     }
 };
@@ -49,30 +51,40 @@ template <class Row>
 class ProductTiles {
    public:
     __device__ __forceinline__ explicit ProductTiles(const GemmCall& call) : call(call) {
-        const int place = static_cast<int>(blockIdx.x), part = place % call.splits;
+        const int place = static_cast<int>(blockIdx.x), part = place & (call.parts() - 1);
         const int steps = (call.k + Row::tile_k - 1) / Row::tile_k;
-        index = place / call.blocks;
+        index = place >> call.log_blocks;
         below = Row::cluster_m > 1 ? place % Row::cluster_m : 0;
-        clusters = call.grid / call.blocks;
-        first = steps * part / call.splits;  // far from overflowing: there are at most 2^24 steps
-        end = steps * (part + 1) / call.splits;
+        first = steps * part >> call.log_parts;  // far from overflowing: there are at most 2^24 steps
+        end = steps * (part + 1) >> call.log_parts;
+        find();
     }
 
     __device__ __forceinline__ bool exists() const { return index < call.tiles; }
-    __device__ __forceinline__ void next() { index += clusters; }
     __device__ __forceinline__ int first_step() const { return first; }
     __device__ __forceinline__ int end_step() const { return end; }
+    __device__ __forceinline__ GemmTile tile() const { return now; }
 
-    __device__ __forceinline__ GemmTile tile() const {
-        const int of_product = call.tiles_m * call.tiles_n, batch = index / of_product;
-        const TilePlace place(index - batch * of_product, call.tiles_m, call.tiles_n, call.band);
-        const int m = (place.row * Row::cluster_m + below) * Row::tile_m, n = place.column * Row::tile_n;
-        return {batch, shifted_row<Row>(call, m, 0, call.m), shifted_column<Row>(call, n), 0, call.m, 0, call.k};
+    __device__ __forceinline__ void next() {
+        index += call.clusters;
+        find();
     }
 
    private:
+    // Of an index beyond the last tile nothing is used.
+    __device__ __forceinline__ void find() {
+        const int batch = call.of_product.quotient(index), band = static_cast<int>(call.height.divisor);
+        const TilePlace place(
+            index - batch * static_cast<int>(call.of_product.divisor), call.tiles_m, call.tiles_n, band,
+            [&](int tile) { return call.of_band.quotient(tile); },
+            [&](int tile, int height) { return (height == band ? call.height : call.last_height).quotient(tile); });
+        const int m = (place.row * Row::cluster_m + below) * Row::tile_m, n = place.column * Row::tile_n;
+        now = {batch, shifted_row<Row>(call, m, 0, call.m), shifted_column<Row>(call, n), 0, call.m, 0, call.k};
+    }
+
     const GemmCall& call;
-    int index, below, clusters, first, end;
+    int index, below, first, end;
+    GemmTile now;
 };
 
 // Those of all groups. Where groups are starts in the device's memory: the host knows how many tiles there may be.
@@ -91,12 +103,15 @@ class GroupTiles {
     }
 
     __device__ __forceinline__ void next() {
-        index += call.grid;
+        index += call.clusters;
         find();
     }
 
     __device__ __forceinline__ GemmTile tile() const {
-        const TilePlace place(index - before, down(), call.tiles_n, call.band);
+        const TilePlace place(
+            index - before, down(), call.tiles_n, static_cast<int>(call.height.divisor),
+            [&](int tile) { return call.of_band.quotient(tile); },
+            [](int tile, int height) { return tile / height; });
         const int m = place.row * Row::tile_m, n = place.column * Row::tile_n;
         if constexpr (Row::along_depth)
             return {group, shifted_row<Row>(call, m, 0, call.m), shifted_column<Row>(call, n), 0, call.m, start, end};

@@ -41,19 +41,23 @@ class GemmProducer {
     using Shape = GemmShape<Row>;
 
    public:
-    __device__ __forceinline__ GemmProducer(const GemmCall& call, std::uint32_t shared) : call(call), shared(shared) {}
+    // The first tile is found at once: the compiler would do it where it is needed. That of groups is in memory.
+    __device__ __forceinline__ GemmProducer(const GemmCall& call, std::uint32_t shared)
+        : call(call), shared(shared), tiles(call) {
+        asm volatile("" ::"r"(tiles.tile().m), "r"(tiles.tile().n), "r"(tiles.tile().batch));
+    }
 
     // Maps come from memory, as parameters do: the first ones are asked for before any parameter is read.
     static __device__ __forceinline__ void prefetch(const GemmCall& call) {
-        tma_prefetch_map(&call.p.map);
-        tma_prefetch_map(&call.q.map);
+        tma_prefetch_map(&call.p_map);
+        tma_prefetch_map(&call.q_map);
         if (call.mapped) tma_prefetch_map(&call.c_map);
     }
 
     __device__ __forceinline__ void run() {
         if (call.k == 0) return;
         Ring<Shape::stages> ring;
-        for (GemmTiles<Row> tiles(call); tiles.exists(); tiles.next()) {
+        for (; tiles.exists(); tiles.next()) {
             const GemmTile tile = tiles.tile();
             const int p = Shape::swapped ? tile.n : tile.m, q = Shape::swapped ? tile.m : tile.n;
             const RaggedRows rows_p = rows_of_group(call.p_row, tile.first_k, tile.end_k);
@@ -66,12 +70,13 @@ class GemmProducer {
                 const int depth = step * Shape::tile_k;
                 const std::uint32_t target_q = target + Shape::p_bytes;
                 if constexpr (Row::along_depth) {
-                    load_rows<Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, rows_p);
-                    load_rows<Shape::q_bytes, Shape::panel_q>(call.q, target_q, full, q, depth, rows_q);
+                    load_rows<Shape::p_bytes, Shape::panel_p>(call.p_map, target, full, p, depth, rows_p);
+                    load_rows<Shape::q_bytes, Shape::panel_q>(call.q_map, target_q, full, q, depth, rows_q);
                 } else {
-                    load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
-                    load<Shape::major_q, Shape::q_bytes, Shape::panel_q, Shape::sharers>(call.q, target_q, full, q,
-                                                                                         depth, tile.batch);
+                    load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, call.p_map, target, full, p, depth,
+                                                                         tile.batch);
+                    load<Shape::major_q, Shape::q_bytes, Shape::panel_q, Shape::sharers>(
+                        call.q, call.q_map, target_q, full, q, depth, tile.batch);
                 }
                 ring.next();
             }
@@ -88,8 +93,8 @@ class GemmProducer {
 
     // An operand's part of a stage. Of an operand that blocks share, each loads its rows of every panel.
     template <Major major, int bytes, int panel_bytes, int sharers = 1>
-    static __device__ __forceinline__ void load(const Operand& operand, std::uint32_t target, std::uint32_t full,
-                                                int first, int depth, int batch) {
+    static __device__ __forceinline__ void load(const Operand& operand, const CUtensorMap& map, std::uint32_t target,
+                                                std::uint32_t full, int first, int depth, int batch) {
         constexpr bool along = major == Major::k;
         constexpr int columns = in_panel_row<typename Row::dtype>;
         static_assert(bytes % panel_bytes == 0);
@@ -101,25 +106,26 @@ class GemmProducer {
             const int x0 = (along ? depth : first) + columns * panel;
             if (!along && panel >= operand.panels) break;
             if constexpr (sharers > 1)
-                tma_load_multicast(to, &operand.map, full, (1 << sharers) - 1, x0, x1, x2);
+                tma_load_multicast(to, &map, full, (1 << sharers) - 1, x0, x1, x2);
             else
-                tma_load(to, &operand.map, full, x0, x1, x2);
+                tma_load(to, &map, full, x0, x1, x2);
         }
     }
 
     // The same, of a group of the depth: zeros follow it.
     template <int bytes, int panel_bytes>
-    static __device__ __forceinline__ void load_rows(const Operand& operand, std::uint32_t target, std::uint32_t full,
+    static __device__ __forceinline__ void load_rows(const CUtensorMap& map, std::uint32_t target, std::uint32_t full,
                                                      int first, int depth, const RaggedRows& rows) {
         constexpr int columns = in_panel_row<typename Row::dtype>;
 #pragma unroll
         for (int panel = 0; panel < bytes / panel_bytes; ++panel)
-            tma_load(target + panel * panel_bytes, &operand.map, full, first + columns * panel, rows.first_row + depth,
-                     rows.low, rows.high, RaggedRows::wrap);
+            tma_load(target + panel * panel_bytes, &map, full, first + columns * panel, rows.first_row + depth, rows.low,
+                     rows.high, RaggedRows::wrap);
     }
 
     const GemmCall& call;
     const std::uint32_t shared;
+    GemmTiles<Row> tiles;
 };
 
 template <class Row>
@@ -138,19 +144,21 @@ __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const _
     }
     if constexpr (Shape::sharers > 1) cluster_pass();  // init() released the barriers to the cluster
     let_next_kernel_start();
-    if (warpgroup == 0) {
-        if constexpr (budget.producer > 0) release_registers<budget.producer>();
-        if (warp > 0) return;
-        if (threadIdx.x == 0) GemmProducer<Row>::prefetch(call);
-        wait_for_last_kernel();
-        if constexpr (Shape::sharers == 1) Shape::await_init_to_load();
-        if (threadIdx.x == 0) GemmProducer<Row>(call, shared).run();
-    } else {
+    if (warpgroup > 0) {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
         wait_for_last_kernel();
         if constexpr (Shape::sharers == 1) Shape::await_init();
         GemmConsumer<Row>(call, shared, warpgroup - 1).run();
-        if (call.splits > 1) cluster_pass();  // others may still use this block's shared memory
+        if (call.log_parts > 0) cluster_pass();  // others may still use this block's shared memory
+    } else {
+        if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (warp > 0) return;
+        if (threadIdx.x == 0) GemmProducer<Row>::prefetch(call);
+        if constexpr (Row::grouped) wait_for_last_kernel();
+        GemmProducer<Row> producer(call, shared);
+        if constexpr (!Row::grouped) wait_for_last_kernel();
+        if constexpr (Shape::sharers == 1) Shape::await_init_to_load();
+        if (threadIdx.x == 0) producer.run();
     }
 }
 
@@ -165,8 +173,9 @@ inline catalog_status launch_readable(const catalog_args& args, cudaStream_t str
         return launched(), CATALOG_DEVICE_ERROR;
     GemmCall call;
     if (!describe_call<Row>(args, call) || !plan_tiles<Row>(args, processors, call)) return CATALOG_BAD_ARGUMENT;
-    KernelLaunch launch(static_cast<unsigned>(call.grid), Shape::threads, bytes, stream, Start::early);
-    return launch.in_clusters(call.blocks).run(gemm_wgmma<Row>, call);
+    const int blocks = 1 << call.log_blocks;
+    KernelLaunch launch(static_cast<unsigned>(call.clusters * blocks), Shape::threads, bytes, stream, Start::early);
+    return launch.in_clusters(blocks).run(gemm_wgmma<Row>, call);
 }
 
 // Operands of 8 bits and groups of the depth are read in one layout: others are transposed.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "call.hpp"
+#include "cuda/divisor.hpp"
 
 namespace catalog::cuda {
 
@@ -104,22 +105,6 @@ __device__ __forceinline__ Element* rows_of(const catalog_tensor& tensor, int ba
     return static_cast<Element*>(tensor.data) + (split * tensor.stride_split + batch * tensor.stride_batch +
                                                  head * tensor.stride_nhead + first * tensor.stride_seqlen);
 }
-
-// Division by a number that is known when a kernel is launched, exact for dividends below 2^31: factor * divisor
-// exceeds 2^(31 + shift) by less than 2^shift.
-struct Divisor {
-    std::uint32_t divisor, factor, shift;
-
-    __host__ explicit Divisor(std::int64_t number) : divisor(static_cast<std::uint32_t>(number)), factor(0), shift(0) {
-        while ((1ull << shift) < divisor) ++shift;
-        factor = static_cast<std::uint32_t>(((1ull << (31 + shift)) + divisor - 1) / divisor);
-    }
-
-    __device__ __forceinline__ int quotient(int dividend) const {
-        return static_cast<int>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(dividend)) * factor) >>
-                                (31 + shift));
-    }
-};
 
 // A query, and its head among those that share a K/V head. Rows count the heads fastest: the rows of a tile see nearly
 // the same keys, and the heads of one decode step fill one tile.

@@ -1,0 +1,25 @@
+// Division by a number that the host knows.
+#pragma once
+
+#include <cstdint>
+
+namespace catalog::cuda {
+
+// Division by a number that is known when a kernel is launched, exact for dividends below 2^31: factor * divisor
+// exceeds 2^(31 + shift) by less than 2^shift. It takes a thread five instructions; by any other number it takes about
+// thirty, and 100 cycles.
+struct Divisor {
+    std::uint32_t divisor, factor, shift;
+
+    __host__ explicit Divisor(std::int64_t number) : divisor(static_cast<std::uint32_t>(number)), factor(0), shift(0) {
+        while ((1ull << shift) < divisor) ++shift;
+        factor = static_cast<std::uint32_t>(((1ull << (31 + shift)) + divisor - 1) / divisor);
+    }
+
+    __device__ __forceinline__ int quotient(int dividend) const {
+        return static_cast<int>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(dividend)) * factor) >>
+                                (31 + shift));
+    }
+};
+
+}  // namespace catalog::cuda

@@ -38,12 +38,17 @@ class FwdProducer {
     using Shared = FwdShared<Row>;
 
    public:
-    __device__ __forceinline__ FwdProducer(const FwdCall& call, std::uint32_t shared) : call(call), shared(shared) {}
+    __device__ __forceinline__ FwdProducer(const FwdCall& call, std::uint32_t shared, const TileIndex& tile)
+        : call(call), shared(shared), tile(tile) {}
 
-    __device__ __forceinline__ void run() {
+    // Maps come from memory, as parameters do: they are asked for before any parameter is read.
+    static __device__ __forceinline__ void prefetch(const FwdCall& call) {
         tma_prefetch_map(&call.q_map);
         tma_prefetch_map(&call.k_map);
         tma_prefetch_map(&call.v_map);
+    }
+
+    __device__ __forceinline__ void run() {
         if constexpr (!Row::paged_kv)
             for_each_tile([this](const Work<Row>& work) { load_tile(work); });
         else if (threadIdx.x >= 64 && !PagedBlocks<Row>::has_helpers(call))
@@ -58,7 +63,7 @@ class FwdProducer {
     template <class Function>
     __device__ __forceinline__ void for_each_tile(const Function& load) {
         for (int round = 0; round < call.rounds; ++round) {
-            const TileIndex tile = tile_of<Row>(call, shared, round);
+            if (round > 0) tile = tile_of<Row>(call, shared, round);
             if (!tile.exists()) continue;
             const Work<Row> work(call, tile);
             if (work.has_queries() && work.has_keys()) load(work);
@@ -69,7 +74,7 @@ class FwdProducer {
     template <bool keys>
     __device__ __forceinline__ void load_pages(const Work<Row>& work) {
         if (!keys && leads()) load_q(queries_of(work), work.first_query);
-        KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
+        KvBlocks<Row> blocks(call, work, call.of_kv_head.quotient(work.head));
         for (int block = work.end_block - 1; block >= work.first_block; --block) {
             const auto place = blocks.find(block);
             if constexpr (keys)
@@ -82,7 +87,7 @@ class FwdProducer {
 
     __device__ __forceinline__ void load_tile(const Work<Row>& work) {
         if constexpr (Row::block_mask) load_q(queries_of(work), work.first_query);  // first, as registers are scarce
-        KvBlocks<Row> blocks(call, work, work.head / call.heads_per_kv_head);
+        KvBlocks<Row> blocks(call, work, call.of_kv_head.quotient(work.head));
         int block = work.end_block - 1;
         auto place = blocks.find(block);
         load_k(blocks, place);
@@ -144,6 +149,7 @@ class FwdProducer {
 
     const FwdCall& call;
     const std::uint32_t shared;
+    TileIndex tile;
     Ring<Row::num_stages> k_ring, v_ring;
     std::uint32_t q_phase = 0;
 };
@@ -160,24 +166,32 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
-    if (threadIdx.x == 0) Shared::init(shared);
+    // Code that a block has not run yet comes from memory, as parameters and maps do: all of them are asked for at once,
+    // and the code that loads stands first.
+    if (threadIdx.x == 0) FwdProducer<Row>::prefetch(call);
+    if (threadIdx.x == 32) Shared::init(shared);
+    const bool looks = Work<Row>::group && call.skewed;
+    TileIndex tile;
+    if (!looks) tile = TileIndex(call, 0, Work<Row>::masked);
+    tile.pin();
     if constexpr (Work<Row>::group)
-        if (call.skewed && threadIdx.x / 32 == 1) {
-            const TileIndex tile = find_packed_tile<Row>(call);
-            if (threadIdx.x % 32 == 0) *Shared::found_tile(shared) = tile;
+        if (looks && threadIdx.x / 32 == 2) {
+            const TileIndex found = find_packed_tile<Row>(call);
+            if (threadIdx.x % 32 == 0) *Shared::found_tile(shared) = found;
         }
     __syncthreads();
+    if (looks) tile = tile_of<Row>(call, shared, 0);
 
     // The same for all lanes, and known to be.
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
-    if (warpgroup == 0) {
+    if (warpgroup > 0) {
+        if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
+        FwdConsumer<Row>(call, shared, warpgroup - 1).run(tile);
+    } else {
         if constexpr (budget.producer > 0) release_registers<budget.producer>();
-        if (threadIdx.x < loaders<Row>) FwdProducer<Row>(call, shared).run();
+        if (threadIdx.x < loaders<Row>) FwdProducer<Row>(call, shared, tile).run();
         if constexpr (has_bytes<Row>)
             if (threadIdx.x >= 32) FwdTransposer<Row>(call, shared).run();
-    } else {
-        if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
-        FwdConsumer<Row>(call, shared, warpgroup - 1).run();
     }
 }
 

@@ -34,28 +34,34 @@ struct KeyPages {
     CUtensorMap k_map, v_map;
 };
 
+// What is read before the first load stands first: parameters come from memory, a line at a time.
 struct FwdCall {
-    CUtensorMap q_map, k_map, v_map;
-    ByteStrides q, k, v, o, lse;
-    void* o_data;
-    float* lse_data;
-    const float* alibi_slopes;
-    std::int64_t alibi_stride_batch, alibi_stride_nhead;
-    const float* sink;
-    std::int64_t sink_stride;
-    const std::int32_t *seqstart_q, *seqstart_k, *seqlens_q, *seqlens_k;
-    int nhead_q, heads_per_kv_head, seqlen_q, seqlen_k, hdim_v;
-    int window_left, window_right;  // negative: unbounded
-    bool bottom_right;
-    float scale;     // of Q K^T: in units of the base 2, or with a soft cap the argument of 2^x in tanh
-    float soft_cap;  // in units of the base 2
     // Tiles: `blocks` of every head of every sequence, `section_heads` heads at a time. Where tiles differ in work
     // every section takes a whole number of rounds, `section_rounds`; otherwise 0.
     int blocks, heads, tiles;
     int section_heads, section_rounds, rounds;
-    int grid;     // blocks of the grid; in group mode one for each tile
+    int grid;  // blocks of the grid; in group mode one for each tile
+    int nhead_q, heads_per_kv_head, seqlen_q, seqlen_k;
+    bool bottom_right;
     bool skewed;  // sequences differ so much in length that blocks look for their tiles
+    // Rounds are divided by those of a section; numbers of tiles by those of a section, of a row of it, and of a row of
+    // the last one; heads by those of a sequence, and by those that share keys.
+    Divisor of_rounds{1}, of_section{1}, of_row{1}, of_last_row{1}, of_sequence{1}, of_kv_head{1};
+    int window_left, window_right;  // negative: unbounded
+    ByteStrides q, k, v;
+    const std::int32_t *seqstart_q, *seqstart_k, *seqlens_q, *seqlens_k;
+    CUtensorMap q_map, k_map, v_map;
+    ByteStrides o, lse;
+    void* o_data;
+    float* lse_data;
+    int hdim_v;
+    float scale;     // of Q K^T: in units of the base 2, or with a soft cap the argument of 2^x in tanh
+    float soft_cap;  // in units of the base 2
     // Of rows with these features.
+    const float* alibi_slopes;
+    std::int64_t alibi_stride_batch, alibi_stride_nhead;
+    const float* sink;
+    std::int64_t sink_stride;
     int sinks;         // first keys that are visible although left of the window
     int min_seqlen_q;  // sequences of this many queries or fewer are skipped
     const void* bias;
@@ -137,7 +143,11 @@ inline void plan_rounds(const catalog_args& args, std::int64_t resident, FwdCall
     const bool whole_rounds = Row::mode == Mode::batch && !even;
     call.grid = static_cast<int>(std::min<std::int64_t>(resident, call.tiles));
     call.section_heads = static_cast<int>(section);
+    call.of_section = Divisor(section * call.blocks);
+    call.of_row = Divisor(section);
+    call.of_last_row = Divisor(heads % section ? heads % section : section);
     call.section_rounds = whole_rounds ? static_cast<int>(divide_up(section * call.blocks, call.grid)) : 0;
+    call.of_rounds = Divisor(std::max(call.section_rounds, 1));
     call.rounds = static_cast<int>(whole_rounds ? divide_up(heads, section) * call.section_rounds
                                                 : divide_up(call.tiles, call.grid));
 }
@@ -208,6 +218,8 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.seqlens_k = static_cast<const std::int32_t*>(args.seqlens_k.data);
     call.nhead_q = static_cast<int>(args.nhead_q);
     call.heads_per_kv_head = static_cast<int>(args.nhead_q / args.nhead_k);
+    call.of_sequence = Divisor(args.nhead_q);
+    call.of_kv_head = Divisor(args.nhead_q / args.nhead_k);
     call.seqlen_q = static_cast<int>(args.seqlen_q);
     call.seqlen_k = static_cast<int>(args.seqlen_k);
     call.hdim_v = static_cast<int>(args.hdim_v);

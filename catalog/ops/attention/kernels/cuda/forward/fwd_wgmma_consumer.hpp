@@ -30,9 +30,9 @@ class FwdConsumer {
           group(group),
           first_row(64 * group + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4) {}
 
-    __device__ __forceinline__ void run() {
+    // `tile` is the first one.
+    __device__ __forceinline__ void run(TileIndex tile) {
         if (group == Shared::groups - 1) let_go();
-        TileIndex tile = tile_of<Row>(call, shared, 0);
         for (int round = 0; round < call.rounds; ++round) {
             const auto find_next = [&] {
                 tile = tile_of<Row>(call, shared, round + 1);

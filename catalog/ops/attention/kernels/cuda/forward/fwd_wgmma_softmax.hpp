@@ -53,7 +53,7 @@ class Softmax {
 
     // `query` is the first of the thread's rows.
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)
-        : call(call), batch(work.batch), head(work.head), head_k(work.head / call.heads_per_kv_head) {
+        : call(call), batch(work.batch), head(work.head), head_k(call.of_kv_head.quotient(work.head)) {
         const int lane_column = 2 * (threadIdx.x % 4);
         if constexpr (Row::sink) sinks = work.sinks - lane_column;
         if constexpr (Row::dropout) {

@@ -12,7 +12,7 @@ namespace catalog::cuda {
 struct TileIndex {
     int block, head, batch;
 
-    __device__ __forceinline__ TileIndex() : head(-1) {}
+    __device__ __forceinline__ TileIndex() : block(0), head(-1), batch(0) {}
 
     // The tile that this block of the grid works on in its turn `round`; none where head < 0. Heads come in sections,
     // whose keys stay in the L2 cache, and within a section the tiles with most keys first. Every second round goes
@@ -21,19 +21,20 @@ struct TileIndex {
         const int blocks = call.grid, place = static_cast<int>(blockIdx.x);
         int section, index;
         if (call.section_rounds > 0) {
-            section = round / call.section_rounds;
+            section = call.of_rounds.quotient(round);
             const int of_section = round - section * call.section_rounds;
             index = of_section * blocks + ((section + of_section) % 2 ? blocks - 1 - place : place);
         } else {
             index = round * blocks + (round % 2 ? blocks - 1 - place : place);
-            section = index / (call.section_heads * call.blocks);
-            index -= section * (call.section_heads * call.blocks);
+            section = call.of_section.quotient(index);
+            index -= section * static_cast<int>(call.of_section.divisor);
         }
         const int first_head = section * call.section_heads, heads = min(call.section_heads, call.heads - first_head);
         if (index >= heads * call.blocks) return;
-        const int row = index / heads, instance = first_head + index - row * heads;
+        const int row = (heads == call.section_heads ? call.of_row : call.of_last_row).quotient(index);
+        const int instance = first_head + index - row * heads;
         block = last_block_first ? call.blocks - 1 - row : row;
-        batch = instance / call.nhead_q;
+        batch = call.of_sequence.quotient(instance);
         head = instance - batch * call.nhead_q;
     }
 
@@ -56,7 +57,7 @@ __device__ __forceinline__ int packed_queries(const FwdCall& call, int batch) {
 template <class Row>
 __device__ __forceinline__ TileIndex find_packed_tile(const FwdCall& call) {
     const int lane = static_cast<int>(threadIdx.x) % 32, place = static_cast<int>(blockIdx.x);
-    const int sequences = call.heads / call.nhead_q;
+    const int sequences = call.of_sequence.quotient(call.heads);
     TileIndex tile;
     for (int first = 0, before = 0; first < sequences; first += 32) {
         const int queries = first + lane < sequences ? packed_queries<Row>(call, first + lane) : 0;
@@ -72,7 +73,7 @@ __device__ __forceinline__ TileIndex find_packed_tile(const FwdCall& call) {
         if (behind) {
             const int found = __ffs(behind) - 1, count = __shfl_sync(all_lanes, blocks, found);
             const int of_sequence = place - __shfl_sync(all_lanes, end - blocks, found) * call.nhead_q;
-            const int row = of_sequence / call.nhead_q, column = of_sequence / count;
+            const int row = call.of_sequence.quotient(of_sequence), column = of_sequence / count;
             tile.batch = first + found;
             tile.head = Row::mask != Mask::none ? of_sequence - row * call.nhead_q : column;
             tile.block = Row::mask != Mask::none ? count - 1 - row : of_sequence - column * count;

@@ -69,10 +69,6 @@ __device__ __forceinline__ void find_keys(const catalog_args& args, int index, S
     sequence.seqlen_k = real_length(args.seqlens_k, index, stored);
 }
 
-__device__ __forceinline__ int heads_per_key_head(const catalog_args& args) {
-    return static_cast<int>(args.nhead_q) / static_cast<int>(args.nhead_k);
-}
-
 // In elements, from the start of the tensor.
 __device__ __forceinline__ std::int64_t offset_of(const catalog_tensor& tensor, std::int64_t batch, int head,
                                                   std::int64_t token) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "operation/workspace.hpp"
+#include "cuda/divisor.hpp"
 #include "bwd_slices.hpp"
 
 namespace catalog::cuda {
@@ -22,6 +23,9 @@ struct BackwardMaps {
 struct Sections {
     int heads, section, tiles;
     int count, items_of_section, items;  // of sections; with those of heads that the last section lacks
+    int group;                           // heads of queries for each of keys
+    // Items are divided by the heads of a section, tiles by those of a head, and heads by those of a sequence.
+    Divisor of_section{1}, of_head{1}, of_sequence{1};
     int blocks = 0;
     std::int32_t* next = nullptr;  // counts the items that were taken after these; null where there are none
 
@@ -53,8 +57,16 @@ inline Sections sections_of(const catalog_args& args) {
     const std::int64_t section = std::clamp<std::int64_t>(fitting, 1, heads);
     const std::int64_t tiles = divide_up(args.seqlen_k, BackwardTile<Row>::n);
     const std::int64_t count = divide_up(heads, section), items = count * section * tiles;
-    Sections found{static_cast<int>(heads), static_cast<int>(section), static_cast<int>(tiles), static_cast<int>(count),
-                   static_cast<int>(section * tiles), static_cast<int>(items)};
+    Sections found{static_cast<int>(heads),
+                   static_cast<int>(section),
+                   static_cast<int>(tiles),
+                   static_cast<int>(count),
+                   static_cast<int>(section * tiles),
+                   static_cast<int>(items),
+                   static_cast<int>(args.nhead_q / args.nhead_k),
+                   Divisor(section),
+                   Divisor(std::max<std::int64_t>(1, tiles)),
+                   Divisor(args.nhead_k)};
     if (items * BackwardTile<Row>::slices > most_items) found.items = -1;
     found.ahead = static_cast<int>(divide_up(items_ahead<Row>, std::max<std::int64_t>(1, section * tiles)));
     return found;
@@ -88,8 +100,8 @@ struct Item {
     int head, section, first_key;
 
     __device__ __forceinline__ Item(const Sections& sections, int item) {
-        const int row = item / sections.section;
-        section = row / sections.tiles;
+        const int row = sections.of_section.quotient(item);
+        section = sections.of_head.quotient(row);
         const int block = row - section * sections.tiles;
         head = section * sections.section + item - row * sections.section;
         first_key = (Row::deterministic && !is_ascending() ? sections.tiles - 1 - block : block) * BackwardTile<Row>::n;
@@ -97,14 +109,6 @@ struct Item {
 
     // Whether blocks of the section add to dQ in the order of their keys, and from the last tile to the first.
     __device__ __forceinline__ bool is_ascending() const { return BackwardTile<Row>::alternates && section % 2; }
-
-    // Not where the last section lacks the head, or the sequence is shorter.
-    __device__ __forceinline__ bool exists(const catalog_args& args, const Sections& sections) const {
-        if (head >= sections.heads) return false;
-        Sequence sequence;
-        find_keys<Row>(args, head / static_cast<int>(args.nhead_k), sequence);
-        return first_key < sequence.seqlen_k;
-    }
 };
 
 // What a block works on, in shared memory: keys from first_key() on, against the tiles [begin(), end()) of queries of
@@ -179,9 +183,10 @@ struct WorkInMemory {
             if constexpr (BackwardTile<Row>::clears_ahead || BackwardTile<Row>::alternates)
                 store<Row, of_section>(of.section);
             if (of.head >= sections.heads) return;
-            store<Row, of_index>(of.head / static_cast<int>(args.nhead_k));
-            store<Row, of_head_k>(of.head % static_cast<int>(args.nhead_k));
-            store<Row, of_heads>(heads_per_key_head(args));
+            const int sequence = sections.of_sequence.quotient(of.head);
+            store<Row, of_index>(sequence);
+            store<Row, of_head_k>(of.head - sequence * static_cast<int>(sections.of_sequence.divisor));
+            store<Row, of_heads>(sections.group);
         }
         Sequence sequence;
         find_queries<Row>(args, index(), sequence);

@@ -14,6 +14,16 @@
 
 namespace catalog::cuda {
 
+// There are all maps where there are queries.
+__device__ __forceinline__ void prefetch_maps(const catalog_args& args, const BackwardMaps& maps) {
+    if (args.seqlen_q == 0) return;
+    tma_prefetch_map(&maps.k);
+    tma_prefetch_map(&maps.q);
+    tma_prefetch_map(&maps.grad_o);
+    tma_prefetch_map(&maps.v);
+    tma_prefetch_map(&maps.dq_acc);
+}
+
 template <class Row>
 __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     dq_dk_dv(const __grid_constant__ catalog_args args, const __grid_constant__ BackwardMaps maps,
@@ -21,16 +31,18 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     using Tile = BackwardTile<Row>;
     extern __shared__ __align__(1024) std::uint8_t memory[];
     const std::uint32_t base = shared_address(memory);
-    if (threadIdx.x == 0) {
+    // Maps come from memory, as parameters do: they are asked for at once. One thread initialises barriers while another
+    // finds the work, unless that one arrives at them.
+    if (threadIdx.x == 96) prefetch_maps(args, maps);
+    if (threadIdx.x == (Tile::persistent ? 0 : 64)) {
         if constexpr (Tile::slices > 1) SliceExchange<Row>::init(base);
         BackwardBarriers<Row>{base + Tile::barriers_at}.init();
     }
     follow_last_kernel();
-    const int item = blockIdx.x / Tile::slices;
-    if (!Tile::persistent && !Item<Row>(sections, item).exists(args, sections)) return;
     const WorkPlace<Row> first(base);
-    if (threadIdx.x == 0) first.find(args, sections, item);
+    if (threadIdx.x == 0) first.find(args, sections, blockIdx.x / Tile::slices);
     __syncthreads();
+    if (!Tile::persistent && !first.work().exists()) return;
     if constexpr (Tile::slices > 1) cluster_pass();  // init() released the barriers to the cluster
     if (threadIdx.x < 128) {
         release_registers<Tile::loader_registers>();

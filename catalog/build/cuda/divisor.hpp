@@ -22,4 +22,13 @@ struct Divisor {
     }
 };
 
+// a / b, of numbers from 0 on that only the device knows, where the quotient is small: in a third of a division's time.
+__device__ __forceinline__ int small_quotient(int a, int b) {
+    int quotient = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+    int rest = a - quotient * b;
+    for (; rest < 0; rest += b) --quotient;
+    for (; rest >= b; rest -= b) ++quotient;
+    return quotient;
+}
+
 }  // namespace catalog::cuda

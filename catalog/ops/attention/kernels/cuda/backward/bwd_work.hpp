@@ -109,6 +109,14 @@ struct Item {
 
     // Whether blocks of the section add to dQ in the order of their keys, and from the last tile to the first.
     __device__ __forceinline__ bool is_ascending() const { return BackwardTile<Row>::alternates && section % 2; }
+
+    // Not where the last section lacks the head, or the sequence is shorter.
+    __device__ __forceinline__ bool exists(const catalog_args& args, const Sections& sections) const {
+        if (head >= sections.heads) return false;
+        Sequence sequence;
+        find_keys<Row>(args, sections.of_sequence.quotient(head), sequence);
+        return first_key < sequence.seqlen_k;
+    }
 };
 
 // What a block works on, in shared memory: keys from first_key() on, against the tiles [begin(), end()) of queries of

@@ -14,10 +14,9 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     extern __shared__ __align__(1024) std::uint8_t memory[];
     const std::uint32_t base = shared_address(memory);
     follow_last_kernel();
-    const WorkInMemory work{base + Tile::work_at};
-    if (threadIdx.x == 0) work.find<Row>(args, sections, blockIdx.x);
+    if (!Item<Row>(sections, blockIdx.x).exists(args, sections)) return;
+    if (threadIdx.x == 0) WorkInMemory{base + Tile::work_at}.find<Row>(args, sections, blockIdx.x);
     __syncthreads();
-    if (!work.exists()) return;
     MmaBackward<Row>(args, base).run();
 }
 

@@ -39,10 +39,11 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
         BackwardBarriers<Row>{base + Tile::barriers_at}.init();
     }
     follow_last_kernel();
+    const int item = blockIdx.x / Tile::slices;
+    if (!Tile::persistent && !Item<Row>(sections, item).exists(args, sections)) return;
     const WorkPlace<Row> first(base);
-    if (threadIdx.x == 0) first.find(args, sections, blockIdx.x / Tile::slices);
+    if (threadIdx.x == 0) first.find(args, sections, item);
     __syncthreads();
-    if (!Tile::persistent && !first.work().exists()) return;
     if constexpr (Tile::slices > 1) cluster_pass();  // init() released the barriers to the cluster
     if (threadIdx.x < 128) {
         release_registers<Tile::loader_registers>();

@@ -63,7 +63,7 @@ class FwdProducer {
     template <class Function>
     __device__ __forceinline__ void for_each_tile(const Function& load) {
         for (int round = 0; round < call.rounds; ++round) {
-            if (round > 0) tile = tile_of<Row>(call, shared, round);
+            if (has_bytes<Row> || round > 0) tile = tile_of<Row>(call, shared, round);  // no register keeps the first
             if (!tile.exists()) continue;
             const Work<Row> work(call, tile);
             if (work.has_queries() && work.has_keys()) load(work);
@@ -161,7 +161,7 @@ template <class Row>
 __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr int of_warps = Shared::groups > 2 || fwd_blocks<Row> > 2 ? 32 : 40;
+    constexpr int of_warps = !has_bytes<Row> && (Shared::groups > 2 || fwd_blocks<Row> > 2) ? 32 : 40;
     constexpr int of_producer = has_bytes<Row> || loaders<Row> > 1 ? of_warps : 24;
     constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, of_producer);
     extern __shared__ char memory[];
@@ -170,9 +170,9 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     // and the code that loads stands first.
     if (threadIdx.x == 0) FwdProducer<Row>::prefetch(call);
     if (threadIdx.x == 32) Shared::init(shared);
-    const bool looks = Work<Row>::group && call.skewed;
+    const bool looks = Work<Row>::group && call.skewed, waits = has_bytes<Row> || looks;  // registers are scarce
     TileIndex tile;
-    if (!looks) tile = TileIndex(call, 0, Work<Row>::masked);
+    if (!waits) tile = TileIndex(call, 0, Work<Row>::masked);
     tile.pin();
     if constexpr (Work<Row>::group)
         if (looks && threadIdx.x / 32 == 2) {
@@ -180,7 +180,7 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
             if (threadIdx.x % 32 == 0) *Shared::found_tile(shared) = found;
         }
     __syncthreads();
-    if (looks) tile = tile_of<Row>(call, shared, 0);
+    if (waits) tile = tile_of<Row>(call, shared, 0);
 
     // The same for all lanes, and known to be.
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);

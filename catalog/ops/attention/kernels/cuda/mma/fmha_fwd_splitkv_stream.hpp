@@ -28,7 +28,8 @@ struct StreamShape : MmaShape<Row> {
     static constexpr int stage_bytes = Base::waves_n * group_bytes;
     static constexpr int maxima = Base::q_bytes + Base::stages * stage_bytes;  // where they and the sums of rows begin
     static constexpr int found = maxima + (Base::waves_n > 1 ? Base::merge_rows * 2 * 4 : 0);
-    static constexpr int shared_bytes = found + 16;
+    static constexpr int first_item = found + 16;
+    static constexpr int shared_bytes = first_item + (sizeof(StreamShare<Row>) + 15) / 16 * 16;
 
     // Groups leave their results where their keys were.
     static_assert(Base::waves_n == 1 || Row::tile_m0 * Row::hdim_v * 4 <= group_bytes);
@@ -177,6 +178,9 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     for (int stage = 0; stage < Shape::stages; ++stage) copies.start(ring + stage * Shape::stage_bytes);
     StreamQueries<Row> queries;
     queries.load(args, items.work());
+    StreamBlocks blocks = items.blocks();
+    StreamShare<Row>& first = *reinterpret_cast<StreamShare<Row>*>(memory + Shape::first_item);
+    if (threadIdx.x == 0) first = {items, blocks};
     int stage = 0;
     const auto start_next = [&] {
         copies.start(ring + stage * Shape::stage_bytes);
@@ -217,7 +221,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
                                   group, reinterpret_cast<float*>(memory + Shape::maxima)};
         if constexpr (by_warpgroup<Row> && Shape::waves_n == 1) __syncthreads();  // nobody reads Q any more
         if (items.shared())
-            rows.store(StreamPart<Row>(work, StreamParts<Row>(args, items)), room, zero_of(key));
+            rows.store(StreamPart<Row>(work, StreamParts<Row>(args, blocks)), room, zero_of(key));
         else
             rows.store(work, room, zero_of(key));
         if (!next.exist()) break;
@@ -225,8 +229,9 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
         __syncthreads();
         start_next();
         items = next;
+        blocks = items.blocks();
     }
-    finish_parts(args, grid, items, reinterpret_cast<int*>(memory + Shape::found));
+    finish_parts(args, grid, first, {items, blocks}, reinterpret_cast<int*>(memory + Shape::found));
 }
 
 // Neither 0 nor what memory is likely to hold; other threads may ask at the same time.

@@ -25,8 +25,9 @@ class StreamParts {
     using T = typename Row::otype;
 
    public:
-    __device__ __forceinline__ StreamParts(const catalog_args& args, const StreamItems<Row>& items)
-        : args(args), first(items.first_block()), count(items.last_block() - first + 1) {}
+    // `blocks` are those of the item.
+    __device__ __forceinline__ StreamParts(const catalog_args& args, const StreamBlocks& blocks)
+        : args(args), first(blocks.first), count(blocks.count) {}
 
     // The O of a part's first row.
     __device__ __forceinline__ float* o_of(int part) const {
@@ -139,15 +140,36 @@ struct StreamPart {
     __device__ __forceinline__ float* lse_of(const catalog_args&, int row) const { return lse + row; }
 };
 
+// What the end of a block needs of an item. A block keeps its first one in shared memory.
+template <class Row>
+struct StreamShare {
+    Sequence seq;
+    int head_k, row_tile, position;
+    bool shared;
+    StreamBlocks blocks;
+
+    __device__ __forceinline__ StreamShare(const StreamItems<Row>& items, const StreamBlocks& blocks)
+        : seq(items.seq),
+          head_k(items.head_k),
+          row_tile(items.row_tile),
+          position(items.first_tile()),
+          shared(items.shared()),
+          blocks(blocks) {}
+
+    __device__ __forceinline__ MmaWork<Row, false> work(const StreamGrid<Row>& grid) const {
+        return {grid.mma, seq, head_k, row_tile};
+    }
+};
+
 // At the end of a block: of the items that it shares with others, its first and its last one, those are combined whose
 // last part this is.
 template <class Row>
 __device__ __forceinline__ void finish_parts(const catalog_args& args, const StreamGrid<Row>& grid,
-                                             const StreamItems<Row>& last, volatile int* complete) {
-    const StreamItems<Row> first(args, grid);
-    const bool has_first = first.shared(), has_last = last.shared() && !(has_first && last == first);
+                                             const StreamShare<Row>& first, const StreamShare<Row>& last,
+                                             volatile int* complete) {
+    const bool has_first = first.shared, has_last = last.shared && !(has_first && last.position == first.position);
     if (!has_first && !has_last) return;
-    const StreamParts<Row> of_first(args, first), of_last(args, last);
+    const StreamParts<Row> of_first(args, first.blocks), of_last(args, last.blocks);
     __syncthreads();
     if (threadIdx.x < 32) {
         if (threadIdx.x == 0) {
@@ -165,8 +187,8 @@ __device__ __forceinline__ void finish_parts(const catalog_args& args, const Str
     }
     __syncthreads();
     const int found = *complete;
-    if (found & 1) of_first.combine(first.work());
-    if (found & 2) of_last.combine(last.work());
+    if (found & 1) of_first.combine(first.work(grid));
+    if (found & 2) of_last.combine(last.work(grid));
 }
 
 }  // namespace catalog::cuda

@@ -24,6 +24,11 @@ __device__ __forceinline__ int tiles_of(KeyRange seen) {
     return max(1, (seen.end - begin + Row::tile_n0 - 1) / Row::tile_n0);
 }
 
+// Neighbours among the blocks of the grid.
+struct StreamBlocks {
+    int first, count;
+};
+
 // The items of a block, in order.
 template <class Row>
 class StreamItems {
@@ -45,11 +50,11 @@ class StreamItems {
         if (left > 0) find(position);
     }
 
-    // Whether it is the same item, of items that exist.
-    __device__ __forceinline__ bool operator==(const StreamItems& other) const { return position == other.position; }
-
     // Whether other blocks have part in the item.
     __device__ __forceinline__ bool shared() const { return count < tiles; }
+
+    // The number of the first tile, which tells items apart.
+    __device__ __forceinline__ int first_tile() const { return position; }
 
     // Whether there is an item.
     __device__ __forceinline__ bool exist() const { return left > 0; }
@@ -72,17 +77,19 @@ class StreamItems {
     // The first key of the block's tiles.
     __device__ __forceinline__ int first_key() const { return seen.begin / tile_n0 * tile_n0 + tile * tile_n0; }
 
-    // The block that has a tile, by its number.
-    __device__ __forceinline__ int block_of(int number) const {
-        const int larger = total - share * static_cast<int>(gridDim.x);
-        return number < larger * (share + 1) ? number / (share + 1) : larger + (number - larger * (share + 1)) / share;
+    // The blocks that have part in the item.
+    __device__ __forceinline__ StreamBlocks blocks() const {
+        const int first = block_of(position - tile);
+        return {first, block_of(position - tile + tiles - 1) - first + 1};
     }
 
-    // The blocks that have part in the item.
-    __device__ __forceinline__ int first_block() const { return block_of(position - tile); }
-    __device__ __forceinline__ int last_block() const { return block_of(position - tile + tiles - 1); }
-
    private:
+    // The block that has a tile, by its number.
+    __device__ __forceinline__ int block_of(int number) const {
+        const int larger = total - share * static_cast<int>(gridDim.x), of_larger = larger * (share + 1);
+        return number < of_larger ? small_quotient(number, share + 1) : larger + small_quotient(number - of_larger, share);
+    }
+
     __device__ __forceinline__ int first_of(int block) const {
         return block * share + min(block, total - share * static_cast<int>(gridDim.x));
     }
@@ -128,7 +135,8 @@ class StreamItems {
     __device__ __forceinline__ int count_tiles() {
         if (grid->uniform) {
             seq = sequence_of<Row>(*args, 0);
-            return count_tiles_of_sequence() * static_cast<int>(args->batch);
+            of_sequence = count_tiles_of_sequence();
+            return of_sequence * static_cast<int>(args->batch);
         }
         int sum = 0;
         for (int first = 0; first < args->batch; first += 32) sum += count_tiles_of_lane(first);
@@ -139,8 +147,7 @@ class StreamItems {
     __device__ __forceinline__ void find(int number) {
         int index = 0;
         if (grid->uniform) {
-            const int of_sequence = total / static_cast<int>(args->batch);
-            index = number / of_sequence;
+            index = small_quotient(number, of_sequence);
             number -= index * of_sequence;
         } else {
             for (;; index += 32) {
@@ -170,13 +177,14 @@ class StreamItems {
         for (enter(0); number >= tiles * heads && row_tile + 1 < grid->mma.tiles; enter(row_tile + 1))
             number -= tiles * heads;
         tiles = max(tiles, 1);
-        head_k = number / tiles;
+        head_k = small_quotient(number, tiles);
         tile = number - head_k * tiles;
         count = min(tiles - tile, left);
     }
 
     const catalog_args* args;
     const StreamGrid<Row>* grid;
+    int of_sequence;     // tiles of each sequence where they are uniform
     int total, share;    // tiles of all items, and of each block; the first blocks may have one more
     int position, left;  // tiles before those of the item and this block, and the block's from there on
 };

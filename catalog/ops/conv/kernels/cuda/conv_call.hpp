@@ -6,6 +6,7 @@
 
 #include "conv_shape.hpp"
 #include "cuda/block.hpp"
+#include "cuda/divisor.hpp"
 #include "cuda/im2col.hpp"
 
 namespace catalog::cuda {
@@ -15,7 +16,7 @@ namespace catalog::cuda {
 template <int axes>
 struct ConvPhase {
     CUtensorMap images, half_images;     // over which the filter moves; its boxes of 32 channels
-    int count[axes];     // positions of an image
+    Divisor count[axes]; // positions of an image
     int lower[axes], step[axes];         // position i is at lower + step * i in the images
     int taps[axes], apart[axes];         // tap j lies apart * j further
     int first_tap[axes], tap_step[axes]; // and is element first_tap + tap_step * j of the filter
@@ -31,7 +32,8 @@ inline constexpr int most_phases = 8;  // of a launch
 // first reads it.
 template <int axes>
 struct ConvCall {
-    int phase_count, tiles_n, tiles, splits;
+    int phase_count, tiles, splits;
+    Divisor tiles_n, of_groups, of_tiles, of_splits;  // of numbers of tiles, of their parts, and of steps
     int groups, rows, columns;        // of a group; rows of bwd_weight only
     int channels, blocks;             // from group to group of the images, and pieces of 64 of these channels
     int filter_columns;               // of a load of the filter
@@ -61,7 +63,7 @@ struct ConvTensor {
 // Boxes of that many channels at `box` positions.
 template <class T, int axes>
 inline bool describe_images(CUtensorMap& map, const ConvTensor& images, const int (&lower)[axes],
-                            const int (&step)[axes], const int (&count)[axes], int channels, int box) {
+                            const int (&step)[axes], const Divisor (&count)[axes], int channels, int box) {
     std::uint64_t extents[axes + 2], strides[axes + 1], stride = images.all_channels * sizeof(T);
     int upper[axes];
     extents[0] = images.all_channels;
@@ -70,7 +72,7 @@ inline bool describe_images(CUtensorMap& map, const ConvTensor& images, const in
         extents[i + 1] = extent;
         strides[i] = stride;
         stride *= extent;
-        const std::int64_t last = lower[i] + std::int64_t{step[i]} * (count[i] - 1);
+        const std::int64_t last = lower[i] + std::int64_t{step[i]} * (std::int64_t{count[i].divisor} - 1);
         if (last != static_cast<int>(last)) return false;
         upper[i] = static_cast<int>(last) - (extent - 1);
     }
@@ -87,7 +89,7 @@ inline bool describe_window(ConvPhase<axes>& phase, const conv::Window& window) 
         const conv::Axis& axis = window.axis[conv::axes - 1 - i];
         const bool back = axis.apart < 0;  // offsets are not negative, so that the last tap comes first
         const std::int64_t turned = back ? axis.taps - 1 : 0;
-        phase.count[i] = static_cast<int>(axis.count);
+        phase.count[i] = Divisor(axis.count);
         phase.lower[i] = static_cast<int>(axis.origin + turned * axis.apart);
         phase.step[i] = static_cast<int>(axis.stride);
         phase.taps[i] = static_cast<int>(axis.taps);

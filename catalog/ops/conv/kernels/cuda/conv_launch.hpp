@@ -40,7 +40,9 @@ class ConvLaunch : ConvTensors<Row> {
         const ConvTensor& images = direction == Direction::bwd_data ? y : x;
         this->describe_sizes(call, images, y);
         const std::int64_t columns = weighs ? of.taps() * call.blocks * block_channels : this->columns();
-        call.tiles_n = static_cast<int>(parts(columns, Row::tile_n));
+        const std::int64_t tiles_n = parts(columns, Row::tile_n);
+        call.tiles_n = Divisor(tiles_n);
+        call.of_groups = Divisor(args.g);
         std::int64_t tiles = 0;
         for (; call.phase_count < most_phases && first + call.phase_count < windows.size(); ++call.phase_count) {
             const conv::Window& window = windows[first + call.phase_count];
@@ -51,19 +53,22 @@ class ConvLaunch : ConvTensors<Row> {
             phase.steps = static_cast<int>(weighs ? parts(positions, Shape::tile_k) : window.taps() * call.blocks);
             phase.whole_steps = phase.steps - (this->halves() ? static_cast<int>(window.taps()) : 0);
             phase.first_tile = static_cast<int>(tiles);
-            tiles += parts(phase.rows, Row::tile_m) * call.tiles_n * args.g;
+            tiles += parts(phase.rows, Row::tile_m) * tiles_n * args.g;
             if (tiles > 1 << 24) return false;
         }
         call.tiles = static_cast<int>(tiles);
+        call.of_tiles = Divisor(tiles);
         return (weighs ? describe_gradient(call, y) : this->describe_weight(call, w, 64)) && describe_store(call);
     }
 
     static bool describe_gradient(Call& call, const ConvTensor& y) {
         constexpr int none[axes]{};
         int ones[axes], extents[axes];
+        Divisor counts[axes];
         for (int& one : ones) one = 1;
         Base::in_order(y.extents, extents);
-        return describe_images<T, axes>(call.gradient, y, none, ones, extents, block_channels, Shape::tile_k);
+        for (int i = 0; i < axes; ++i) counts[i] = Divisor(extents[i]);
+        return describe_images<T, axes>(call.gradient, y, none, ones, counts, block_channels, Shape::tile_k);
     }
 
     bool describe_store(Call& call) const {
@@ -95,6 +100,7 @@ class ConvLaunch : ConvTensors<Row> {
         for (int i = 0; i < call.phase_count; ++i) steps = std::max<std::int64_t>(steps, call.phases[i].steps);
         const double share = this->halves() ? 1 - 0.5 / call.blocks : 1;
         call.splits = choose_splits<Row>(call.tiles, steps, share, call.aligned, processors);
+        call.of_splits = Divisor(call.splits);
         const int blocks = call.tiles * call.splits;
         const bool in_memory = call.splits > most_cluster_blocks;
         call.in_cluster = call.splits > 1 && !in_memory;

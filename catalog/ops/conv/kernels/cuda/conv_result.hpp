@@ -18,13 +18,14 @@ __device__ __forceinline__ ConvTile find_tile(const ConvCall<Row::ndim>& call, i
     int phase = 0;
     while (phase + 1 < call.phase_count && tile >= call.phases[phase + 1].first_tile) ++phase;
     const auto& of = call.phases[phase];
-    const int within = tile - of.first_tile, across = within / call.tiles_n, down = across / call.groups;
-    const auto step = [&](int i) { return static_cast<int>(static_cast<std::int64_t>(of.steps) * i / call.splits); };
-    const int first = step(part), end = step(part + 1);
+    const int within = tile - of.first_tile, across = call.tiles_n.quotient(within);
+    const int down = call.of_groups.quotient(across);
+    const int least = call.of_splits.quotient(of.steps), longer = of.steps - least * call.splits;  // have one more
+    const int first = part * least + min(part, longer), end = first + least + (part < longer);
     return {phase,
             across - down * call.groups,
             down * Row::tile_m,
-            (within - across * call.tiles_n) * Row::tile_n,
+            (within - across * static_cast<int>(call.tiles_n.divisor)) * Row::tile_n,
             first,
             max(first, min(end, of.whole_steps)),
             end};
@@ -44,7 +45,7 @@ class ConvItems {
     __device__ __forceinline__ void next() { index += static_cast<int>(gridDim.x); }
 
     __device__ __forceinline__ ConvTile tile() const {
-        const int part = index / call.tiles;
+        const int part = call.of_tiles.quotient(index);
         return find_tile<Row>(call, index - part * call.tiles, part);
     }
 
@@ -52,7 +53,7 @@ class ConvItems {
     static __device__ __forceinline__ int first(const Call& call) {
         const int block = static_cast<int>(blockIdx.x);
         if (!call.in_cluster) return block;
-        const int tile = block / call.splits;
+        const int tile = call.of_splits.quotient(block);
         return (block - tile * call.splits) * call.tiles + tile;
     }
 
@@ -67,8 +68,8 @@ struct ConvPosition {
     __device__ __forceinline__ ConvPosition(const ConvPhase<axes>& phase, int index) {
 #pragma unroll
         for (int i = 0; i < axes; ++i) {
-            const int next = index / phase.count[i];
-            at[i] = index - next * phase.count[i];
+            const int next = phase.count[i].quotient(index);
+            at[i] = index - next * static_cast<int>(phase.count[i].divisor);
             index = next;
         }
         image = index;
@@ -109,7 +110,7 @@ struct ConvPiece {
    private:
     // The innermost digit of an index, and what is left of the index.
     static __device__ __forceinline__ int take(int& digit, int index, int count) {
-        const int left = index / count;
+        const int left = index < count ? 0 : index / count;
         digit = index - left * count;
         return left;
     }

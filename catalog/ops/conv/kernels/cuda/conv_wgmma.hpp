@@ -33,7 +33,11 @@ class ConvProducer {
     static constexpr int panel_bytes = 64 * panel_row_bytes;
 
    public:
-    __device__ __forceinline__ ConvProducer(const Call& call, std::uint32_t shared) : call(call), shared(shared) {}
+    // The first part is found at once: the compiler would do it where it is needed.
+    __device__ __forceinline__ ConvProducer(const Call& call, std::uint32_t shared)
+        : call(call), shared(shared), items(call), tile(items.tile()) {
+        asm volatile("" ::"r"(tile.row), "r"(tile.column), "r"(tile.first_step), "r"(tile.end_step));
+    }
 
     static __device__ __forceinline__ void prefetch(const Call& call) {
         tma_prefetch_map(&call.phases[0].images);
@@ -45,12 +49,13 @@ class ConvProducer {
     }
 
     __device__ __forceinline__ void run() {
-        for (ConvItems<Row> items(call); items.exist(); items.next()) {
-            const ConvTile tile = items.tile();
+        while (items.exist()) {
             if constexpr (Row::direction == Direction::bwd_weight)
                 load_gradients(tile);
             else
                 load_images(tile);
+            items.next();
+            tile = items.tile();
         }
     }
 
@@ -160,6 +165,8 @@ class ConvProducer {
 
     const Call& call;
     const std::uint32_t shared;
+    ConvItems<Row> items;
+    ConvTile tile;
     std::uint32_t full = 0;
     Ring<Shape::stages> ring;
 };
@@ -180,14 +187,7 @@ __global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
         Shape::announce_init();
     }
     let_next_kernel_start();
-    if (warpgroup == 0) {
-        if constexpr (budget.producer > 0) release_registers<budget.producer>();
-        if (warp > 0) return;
-        if (threadIdx.x == 0) ConvProducer<Row>::prefetch(call);
-        wait_for_last_kernel();
-        Shape::await_init_to_load();
-        if (threadIdx.x == 0) ConvProducer<Row>(call, shared).run();
-    } else {
+    if (warpgroup > 0) {
         if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
         wait_for_last_kernel();
         Shape::await_init();
@@ -205,6 +205,14 @@ __global__ __launch_bounds__(ConvShape<Row>::threads, 1) void conv_wgmma(
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
         if (call.in_cluster) cluster_pass();  // others may still use this block's shared memory
+    } else {
+        if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (warp > 0) return;
+        if (threadIdx.x == 0) ConvProducer<Row>::prefetch(call);
+        ConvProducer<Row> producer(call, shared);
+        wait_for_last_kernel();
+        Shape::await_init_to_load();
+        if (threadIdx.x == 0) producer.run();
     }
 }
 

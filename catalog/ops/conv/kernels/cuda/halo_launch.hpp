@@ -35,7 +35,7 @@ class HaloLaunch : ConvTensors<Row> {
 
     catalog_status launch(const Call& call) const {
         int blocks = std::min(call.tiles, processors);
-        if constexpr (Shape::keeps_filter) blocks -= blocks % call.tiles_n;  // the columns of a block stay the same
+        if constexpr (Shape::keeps_filter) blocks -= blocks % static_cast<int>(call.tiles_n.divisor);  // the columns of a block stay the same
         if (blocks == 0) return CATALOG_BAD_ARGUMENT;
         return KernelLaunch(blocks, Shape::threads, dynamic_bytes, stream, Start::early).run(conv_halo<Row>, call);
     }
@@ -53,9 +53,10 @@ class HaloLaunch : ConvTensors<Row> {
         call.planes = axes > 2 ? phase.taps[axes - 1] : 1;
         call.in_plane = static_cast<int>(window.taps() / call.planes);
         phase.whole_steps = static_cast<int>(window.taps() * (call.blocks - (this->halves() ? 1 : 0)));
-        call.tiles_n = static_cast<int>(parts(call.columns, Row::tile_n));
-        std::int64_t tiles = args.n * call.tiles_n;
-        for (const int across : call.across) tiles *= across;
+        const std::int64_t tiles_n = parts(call.columns, Row::tile_n);
+        call.tiles_n = Divisor(tiles_n);
+        std::int64_t tiles = args.n * tiles_n;
+        for (const Divisor& across : call.across) tiles *= across.divisor;
         if (tiles > 1 << 24 || (Shape::keeps_filter && window.taps() * call.blocks > Shape::filters)) return false;
         call.tiles = static_cast<int>(tiles);
         return describe_patches(phase.images, call, images, block_channels) &&
@@ -83,7 +84,7 @@ class HaloLaunch : ConvTensors<Row> {
         std::int64_t extents[axes], strides[axes], stride = call.columns, first = 0;
         for (int i = 0; i < axes; ++i) {
             box[i] = call.patch[i];
-            extents[i] = phase.count[i];
+            extents[i] = phase.count[i].divisor;
             strides[i] = stride * phase.spread[i];
             first += stride * phase.origin[i];
             stride *= call.extents[i];

@@ -73,7 +73,7 @@ struct HaloShape : AwaitInit<32 * Row::wave_m * Row::num_wave_groups> {
 template <int axes>
 struct HaloCall : ConvCall<axes> {
     int patch[axes];   // positions of a patch along each axis: one line, several lines, one plane
-    int across[axes];  // patches of an image
+    Divisor across[axes];  // patches of an image
     int pitch;         // rows of a line with its halo
     int planes;        // elements of the filter along the depth: each meets other lines
     int in_plane;      // elements of each of these
@@ -89,7 +89,7 @@ template <int axes>
 inline bool choose_patch(HaloCall<axes>& call, int most, int rows) {
     const ConvPhase<axes>& phase = call.phases[0];
     const auto halo = [&](int i) { return i < axes ? (phase.taps[i] - 1) * std::int64_t{phase.apart[i]} : 0; };
-    const std::int64_t width = phase.count[0], height = axes > 1 ? phase.count[axes > 1] : 1;
+    const std::int64_t width = phase.count[0].divisor, height = axes > 1 ? phase.count[axes > 1].divisor : 1;
     std::int64_t fewest = 0;
     for (std::int64_t lines = 1; lines <= std::min<std::int64_t>(height, longest - halo(1)); ++lines) {
         const std::int64_t pitch = std::min({(most + halo(0)) / lines, rows / (lines + halo(1)), std::int64_t{longest}});
@@ -101,7 +101,7 @@ inline bool choose_patch(HaloCall<axes>& call, int most, int rows) {
         const std::int64_t patch[2] = {parts(width, across), parts(height, down)}, number[2] = {across, down};
         for (int i = 0; i < axes; ++i) {
             call.patch[i] = i < 2 ? static_cast<int>(patch[i]) : 1;
-            call.across[i] = i < 2 ? static_cast<int>(number[i]) : phase.count[i];
+            call.across[i] = i < 2 ? Divisor(number[i]) : phase.count[i];
         }
         call.pitch = static_cast<int>(patch[0] + halo(0));
         call.box_rows = static_cast<int>(call.pitch * (patch[1] + halo(1)));

@@ -25,13 +25,13 @@ struct HaloTile {
     int at[axes], image, column;
 
     __device__ __forceinline__ HaloTile(const HaloCall<axes>& call, int index, int tile_n) {
-        const int place = index / call.tiles_n;
-        column = (index - place * call.tiles_n) * tile_n;
+        const int place = call.tiles_n.quotient(index);
+        column = (index - place * static_cast<int>(call.tiles_n.divisor)) * tile_n;
         image = place;
 #pragma unroll
         for (int i = 0; i < axes; ++i) {
-            const int next = image / call.across[i];
-            at[i] = (image - next * call.across[i]) * call.patch[i];
+            const int next = call.across[i].quotient(image);
+            at[i] = (image - next * static_cast<int>(call.across[i].divisor)) * call.patch[i];
             image = next;
         }
     }
@@ -327,7 +327,7 @@ class HaloEpilogue {
 #pragma unroll
         for (int i = axes - 1; i >= 0; --i) {
             const int at = tile.at[i] + (i == 0 ? place.at : i == 1 ? place.line : 0);
-            exists = exists && at < phase.count[i];
+            exists = exists && at < static_cast<int>(phase.count[i].divisor);
             index = index * call.extents[i] + phase.origin[i] + phase.spread[i] * at;
         }
         return exists ? static_cast<T*>(call.result) + tile.image * call.stride_result + index * call.columns : nullptr;
@@ -369,14 +369,7 @@ __global__ __launch_bounds__(HaloShape<Row>::threads, 1) void conv_halo(const __
         Shape::announce_init();
     }
     let_next_kernel_start();
-    if (warpgroup == 0) {
-        release_registers<budget.producer>();
-        if (warp > 0) return;
-        if (threadIdx.x == 0) HaloProducer<Row>::prefetch(call);
-        wait_for_last_kernel();
-        Shape::await_init_to_load();
-        if (threadIdx.x == 0) HaloProducer<Row>(call, shared).run();
-    } else {
+    if (warpgroup > 0) {
         claim_registers<budget.consumer>();
         wait_for_last_kernel();
         Shape::await_init();
@@ -390,6 +383,13 @@ __global__ __launch_bounds__(HaloShape<Row>::threads, 1) void conv_halo(const __
             epilogue.store(index, sums);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+    } else {
+        release_registers<budget.producer>();
+        if (warp > 0) return;
+        if (threadIdx.x == 0) HaloProducer<Row>::prefetch(call);
+        wait_for_last_kernel();
+        Shape::await_init_to_load();
+        if (threadIdx.x == 0) HaloProducer<Row>(call, shared).run();
     }
 }
 

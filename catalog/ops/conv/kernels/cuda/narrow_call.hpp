@@ -30,25 +30,6 @@ struct NarrowAxis {
     __device__ __forceinline__ int lowest() const { return apart < 0 ? apart * (taps - 1) : 0; }
 };
 
-// Divides numbers below 2^31 by what only a launch knows, in few instructions: a block that starts waits for each line of
-// its code. Kernels whose registers are all in use divide as usual, which occupies fewer.
-struct NarrowDivider {
-    std::uint32_t factor;
-    int shift;
-
-    static NarrowDivider of(int divisor) {
-        int shift = 0;
-        while (std::int64_t{1} << shift < divisor) ++shift;
-        const std::uint64_t more = (std::uint64_t{1} << shift) - static_cast<std::uint64_t>(divisor);
-        return {static_cast<std::uint32_t>((more << 32) / static_cast<std::uint64_t>(divisor) + 1), shift};
-    }
-
-    friend __device__ __forceinline__ int operator/(int number, const NarrowDivider& by) {
-        const auto n = static_cast<std::uint32_t>(number);
-        return static_cast<int>((__umulhi(by.factor, n) + n) >> by.shift);
-    }
-};
-
 // The tensors of a launch.
 struct NarrowTensors {
     const void *images, *weight, *gradient;
@@ -72,7 +53,9 @@ struct NarrowCall : NarrowTensors {
     int columns;                 // from a patch to the next one across
     int run_step;                // from run to run, in positions of shared memory
     int patches_down, patches_across;
-    NarrowDivider by_blocks, by_patches_down, by_patches_across, by_pairs, by_item_columns;
+    // A block that starts waits for each line of its code, and a division has many instructions. Kernels whose registers are
+    // all in use divide as usual.
+    Divisor by_blocks, by_patches_down, by_patches_across, by_pairs, by_item_columns;
     int loaded_height, pitch;    // of a patch's images; positions from row to row in shared memory
     int box_height, box_width;   // of a load of images
     int stages, images_bytes, stage_bytes;   // bwd_weight: patches in shared memory, and bytes of one
@@ -90,8 +73,8 @@ struct NarrowPatch {
         : NarrowPatch(call, index, call.patches_across, call.patches_down) {}
 
     // `across` and `down` are those of the call, or divide by them.
-    template <class Divisor>
-    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index, const Divisor& across, const Divisor& down) {
+    template <class Number>
+    __device__ __forceinline__ NarrowPatch(const NarrowCall& call, int index, const Number& across, const Number& down) {
         const int next = index / across;
         column = (index - next * call.patches_across) * call.columns;
         image = next / down;

@@ -23,9 +23,9 @@ template <class Kernel>
 inline catalog_status start_narrow(Kernel kernel, NarrowCall& call, int threads, int bytes, std::int64_t blocks,
                                    cudaStream_t stream) {
     if (blocks > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
-    call.by_blocks = NarrowDivider::of(call.blocks);
-    call.by_patches_down = NarrowDivider::of(call.patches_down);
-    call.by_patches_across = NarrowDivider::of(call.patches_across);
+    call.by_blocks = Divisor(call.blocks);
+    call.by_patches_down = Divisor(call.patches_down);
+    call.by_patches_across = Divisor(call.patches_across);
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, narrow_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
     return KernelLaunch(static_cast<unsigned>(blocks), threads, bytes, stream).run(kernel, call);
@@ -285,8 +285,8 @@ class GradientsLaunch {
         if (!map_images<T>(call) || !map_gradient()) return CATALOG_BAD_ARGUMENT;
         const std::int64_t patches = std::int64_t{call.images_count} * call.patches_down * call.patches_across;
         if (patches > std::int64_t{1} << 30) return CATALOG_BAD_ARGUMENT;
-        call.by_pairs = NarrowDivider::of(narrow_pairs(call));
-        call.by_item_columns = NarrowDivider::of(call.item_columns);
+        call.by_pairs = Divisor(narrow_pairs(call));
+        call.by_item_columns = Divisor(call.item_columns);
         call.parts = static_cast<int>(std::clamp<std::int64_t>(blocks * processors / call.blocks, 1, patches));
         return with_parts<NarrowSums<Row>>(call, device, stream, [&] {
             return start_narrow(kernel, call, threads, bytes, std::int64_t{call.parts} * call.blocks, stream);

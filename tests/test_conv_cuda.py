@@ -128,7 +128,8 @@ struct Row {
 template <class Row>
 int patches(catalog::cuda::HaloCall<2>& call) {
     using Shape = catalog::cuda::HaloShape<Row>;
-    return catalog::cuda::choose_patch(call, Row::tile_m, Shape::patch_rows) ? call.across[0] * call.across[1] : 0;
+    if (!catalog::cuda::choose_patch(call, Row::tile_m, Shape::patch_rows)) return 0;
+    return static_cast<int>(call.across[0].divisor * call.across[1].divisor);
 }
 
 int main() {
@@ -139,10 +140,14 @@ int main() {
                 HaloShape<Row<Direction::bwd_data, 32, 2>>::filters);
     catalog::cuda::HaloCall<2> call{};
     auto& phase = call.phases[0];
-    while (std::scanf("%d %d %d %d %d %d", &phase.count[1], &phase.count[0], &phase.taps[1], &phase.taps[0],
-                      &phase.apart[1], &phase.apart[0]) == 6)
+    int height, width;
+    while (std::scanf("%d %d %d %d %d %d", &height, &width, &phase.taps[1], &phase.taps[0], &phase.apart[1],
+                      &phase.apart[0]) == 6) {
+        phase.count[0] = catalog::cuda::Divisor(width);
+        phase.count[1] = catalog::cuda::Divisor(height);
         std::printf("\\n%d %d", patches<Row<Direction::forward, 64, 2>>(call),
                     patches<Row<Direction::forward, 64, 1>>(call));
+    }
 }
 """
 """The filters that stay in shared memory, and for each geometry the patches of an image: small ones, and large ones."""

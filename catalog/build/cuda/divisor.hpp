@@ -5,9 +5,9 @@
 
 namespace catalog::cuda {
 
-// Division by a number that is known when a kernel is launched, exact for dividends below 2^31: factor * divisor
-// exceeds 2^(31 + shift) by less than 2^shift. It takes a thread five instructions; by any other number it takes about
-// thirty, and 100 cycles.
+// Division by a number from 1 on that is known when a kernel is launched, exact for dividends below 2^31: factor *
+// divisor exceeds 2^(31 + shift) by less than 2^shift. It takes a thread five instructions; by any other number it takes
+// about thirty, and 100 cycles.
 struct Divisor {
     std::uint32_t divisor, factor, shift;
 

@@ -35,7 +35,8 @@ class HaloLaunch : ConvTensors<Row> {
 
     catalog_status launch(const Call& call) const {
         int blocks = std::min(call.tiles, processors);
-        if constexpr (Shape::keeps_filter) blocks -= blocks % static_cast<int>(call.tiles_n.divisor);  // the columns of a block stay the same
+        // The columns of a block stay the same.
+        if constexpr (Shape::keeps_filter) blocks -= blocks % static_cast<int>(call.tiles_n.divisor);
         if (blocks == 0) return CATALOG_BAD_ARGUMENT;
         return KernelLaunch(blocks, Shape::threads, dynamic_bytes, stream, Start::early).run(conv_halo<Row>, call);
     }

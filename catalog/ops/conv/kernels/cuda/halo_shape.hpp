@@ -72,7 +72,7 @@ struct HaloShape : AwaitInit<32 * Row::wave_m * Row::num_wave_groups> {
 // A launch, of one phase: boxes of its images are patches with their halo, boxes of its result are patches.
 template <int axes>
 struct HaloCall : ConvCall<axes> {
-    int patch[axes];   // positions of a patch along each axis: one line, several lines, one plane
+    int patch[axes];  // positions of a patch along each axis: one line, several lines, one plane
     Divisor across[axes];  // patches of an image
     int pitch;         // rows of a line with its halo
     int planes;        // elements of the filter along the depth: each meets other lines

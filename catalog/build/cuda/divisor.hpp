@@ -26,7 +26,8 @@ struct Divisor {
     friend __device__ __forceinline__ int operator/(int dividend, const Divisor& by) { return by.quotient(dividend); }
 };
 
-// a / b, of numbers from 0 on that only the device knows, where the quotient is small: in a third of a division's time.
+// a / b, of numbers from 0 on that only the device knows, where the quotient is small: a quotient of floats, and
+// then corrected.
 __device__ __forceinline__ int small_quotient(int a, int b) {
     int quotient = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
     int rest = a - quotient * b;

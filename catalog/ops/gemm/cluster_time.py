@@ -37,9 +37,9 @@ _SPLIT_OF_PARTS = 1.9
 """The same where the blocks of a cluster read different parts of K, which takes longer anyway."""
 
 _AGAIN, _AGAIN_FROM, _AGAIN_MOST = 0.4, 8e6, 2500.0
-"""How much longer low tiles of up to 64 rows take where two of them read the same columns of B: a part of the time to
-read what B has beyond a number of bytes, up to a number of cycles. Fitted to 24 kernels on 88 products on an H200, each
-alone and as one of many."""
+"""How much longer products of up to 64 rows take where low tiles, one below the other, read the same columns of B: a
+part of the time to read what B has beyond a number of bytes, up to a number of cycles. Fitted to 88 products on an H200,
+each alone and as one of many."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
     begin = 158 if of_bytes == 2 and in_step > 1 else 78
     cycles = steps * (begin + in_step * of_128)
     depth = _depth(problem)
-    memory = (rows + problem.n) * depth * max(1, problem.products) * of_bytes / _BYTES_A_CYCLE / min(1.0, 1.5 * active)
+    of_column = depth * max(1, problem.products) * of_bytes
+    memory = (rows + problem.n) * of_column / _BYTES_A_CYCLE / min(1.0, 1.5 * active)
     area = waves * tile_m * tile_n / warpgroups
     scattered = waves * present_m * present_n / warpgroups if problem.n % 8 else 0.0
     return ClusterWork(
@@ -141,7 +142,7 @@ def cluster_work(problem: GemmProblem, algorithm: Algorithm, parts: int, units: 
         shared=area if parts > 1 else 0.0,
         scattered=scattered / parts,
         scattered_sums=scattered if parts > 1 else 0.0,
-        again=_again(problem.n * depth * max(1, problem.products) * of_bytes) if low and tile_m < rows <= 64 else 0.0,
+        again=_again(problem.n * of_column) if low and tile_m < rows <= 64 else 0.0,
         parts=parts,
         below=below,
     )

@@ -10,6 +10,7 @@
 
 #include "conv_shape.hpp"
 #include "cuda/block.hpp"
+#include "cuda/divisor.hpp"
 #include "cuda/mma.hpp"
 
 namespace catalog::cuda {

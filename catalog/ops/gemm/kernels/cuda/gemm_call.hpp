@@ -28,7 +28,7 @@ struct GemmCall {
     // Tiles, those of a cluster below each other counted as one: `tiles_m` x `tiles_n` of each product, in bands of
     // `height` rows, of which the last may have `last_height`. Numbers of tiles are divided by those of a product, of a
     // band and of its columns.
-    Divisor of_product{1}, of_band{1}, height{1}, last_height{1};
+    Divisor of_product, of_band, height, last_height;
     int tiles, tiles_m, tiles_n;
     int clusters;  // that run side by side, of 2^log_blocks blocks
     int m, n, k;

@@ -25,7 +25,7 @@ struct Sections {
     int count, items_of_section, items;  // of sections; with those of heads that the last section lacks
     int group;                           // heads of queries for each of keys
     // Items are divided by the heads of a section, tiles by those of a head, and heads by those of a sequence.
-    Divisor of_section{1}, of_head{1}, of_sequence{1};
+    Divisor of_section, of_head, of_sequence;
     int blocks = 0;
     std::int32_t* next = nullptr;  // counts the items that were taken after these; null where there are none
 

@@ -63,7 +63,7 @@ class FwdProducer {
     template <class Function>
     __device__ __forceinline__ void for_each_tile(const Function& load) {
         for (int round = 0; round < call.rounds; ++round) {
-            if (has_bytes<Row> || round > 0) tile = tile_of<Row>(call, shared, round);  // no register keeps the first
+            if (has_bytes<Row> || round > 0) tile = tile_of<Row>(call, shared, round);
             if (!tile.exists()) continue;
             const Work<Row> work(call, tile);
             if (work.has_queries() && work.has_keys()) load(work);
@@ -170,7 +170,8 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     // and the code that loads stands first.
     if (threadIdx.x == 0) FwdProducer<Row>::prefetch(call);
     if (threadIdx.x == 32) Shared::init(shared);
-    const bool looks = Work<Row>::group && call.skewed, waits = has_bytes<Row> || looks;  // registers are scarce
+    // Rows of 8 bits have no registers to keep the tile until all warps have come.
+    const bool looks = Work<Row>::group && call.skewed, waits = has_bytes<Row> || looks;
     TileIndex tile;
     if (!waits) tile = TileIndex(call, 0, Work<Row>::masked);
     tile.pin();

@@ -28,7 +28,7 @@ struct Descales {
 struct KeyPages {
     catalog_tensor block_table, seqlens_k, kv_indptr, kv_page_indices, kv_last_page_lens;
     std::int64_t page_size, pages_per_sequence, num_pages, num_page_indices, seqlen_k;
-    Divisor divide{1};
+    Divisor divide;
     int part_rows, whole_rows;
     PageSteps of_keys, of_values;
     CUtensorMap k_map, v_map;
@@ -41,12 +41,12 @@ struct FwdCall {
     int blocks, heads, tiles;
     int section_heads, section_rounds, rounds;
     int grid;  // blocks of the grid; in group mode one for each tile
-    int nhead_q, heads_per_kv_head, seqlen_q, seqlen_k;
+    int nhead_q, seqlen_q, seqlen_k;
     bool bottom_right;
     bool skewed;  // sequences differ so much in length that blocks look for their tiles
     // Rounds are divided by those of a section; numbers of tiles by those of a section, of a row of it, and of a row of
     // the last one; heads by those of a sequence, and by those that share keys.
-    Divisor of_rounds{1}, of_section{1}, of_row{1}, of_last_row{1}, of_sequence{1}, of_kv_head{1};
+    Divisor of_rounds, of_section, of_row, of_last_row, of_sequence, of_kv_head;
     int window_left, window_right;  // negative: unbounded
     ByteStrides q, k, v;
     const std::int32_t *seqstart_q, *seqstart_k, *seqlens_q, *seqlens_k;
@@ -123,7 +123,7 @@ inline Descales descales_of(const catalog_tensor& tensor, std::int64_t block) {
 // the device's memory round after round: at 2048 tokens that takes a fifth longer.
 template <class Row>
 inline void plan_rounds(const catalog_args& args, std::int64_t resident, FwdCall& call) {
-    const std::int64_t group = call.heads_per_kv_head, heads = call.heads;
+    const std::int64_t group = call.of_kv_head.divisor, heads = call.heads;
     const std::int64_t row_bytes = (args.hdim_q + args.hdim_v) * sizeof(typename Row::dtype);
     const std::int64_t head_bytes = std::max<std::int64_t>(1, args.seqlen_k * row_bytes);
     const std::int64_t fitting = std::max<std::int64_t>(1, section_bytes / head_bytes) * group;
@@ -217,7 +217,6 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.seqlens_q = static_cast<const std::int32_t*>(args.seqlens_q.data);
     call.seqlens_k = static_cast<const std::int32_t*>(args.seqlens_k.data);
     call.nhead_q = static_cast<int>(args.nhead_q);
-    call.heads_per_kv_head = static_cast<int>(args.nhead_q / args.nhead_k);
     call.of_sequence = Divisor(args.nhead_q);
     call.of_kv_head = Divisor(args.nhead_q / args.nhead_k);
     call.seqlen_q = static_cast<int>(args.seqlen_q);

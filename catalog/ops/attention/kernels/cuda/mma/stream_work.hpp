@@ -184,9 +184,9 @@ class StreamItems {
 
     const catalog_args* args;
     const StreamGrid<Row>* grid;
-    int of_sequence;     // tiles of each sequence where they are uniform
-    int total, share;    // tiles of all items, and of each block; the first blocks may have one more
-    int position, left;  // tiles before those of the item and this block, and the block's from there on
+    int of_sequence = 0;  // tiles of each sequence where they are uniform
+    int total, share;     // tiles of all items, and of each block; the first blocks may have one more
+    int position, left;   // tiles before those of the item and this block, and the block's from there on
 };
 
 }  // namespace catalog::cuda

@@ -38,8 +38,8 @@ _SPLIT_OF_PARTS = 1.9
 
 _AGAIN, _AGAIN_FROM, _AGAIN_MOST = 0.4, 8e6, 2500.0
 """How much longer products of up to 64 rows take where low tiles, one below the other, read the same columns of B: a
-part of the time to read what B has beyond a number of bytes, up to a number of cycles. Fitted to 88 products on an H200,
-each alone and as one of many."""
+part of the time to read what B has beyond a number of bytes, up to a number of cycles. Fitted to 88 products on an
+H200, each alone and as one of many."""
 
 
 @dataclass(frozen=True)
